@@ -1,0 +1,269 @@
+"""The public face: ``ACT``, which wraps a recurrent cell, and ``ponder`` for one step of anything."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from pondertime import sequences
+from pondertime.backends import BACKENDS, PONDERS, check_backend, resolve
+from pondertime.cells import CellSpec, check_same, check_update, initial_state, is_torch_cell, like_of, visible_size
+from pondertime.halting import Ponder, State, check_epsilon
+from pondertime.plain import cell_from_plain, plain_from_cell
+from pondertime.reference import Record, Result, check_nan
+
+
+class ACTOutput(NamedTuple):
+    """What an ACT network returns."""
+
+    output: Any  # [T, B, O] Tensor, or PackedSequence
+    state: State
+    ponder: Ponder
+
+
+class Trace(NamedTuple):
+    """Everything that happened, detached; the axis n counts updates, zeros where none was made."""
+
+    output: Any  # [T, B, O] Tensor, or PackedSequence
+    state: State
+    ponder: Ponder
+    h: Tensor  # [n, T, B]
+    p: Tensor  # [n, T, B]
+    visible: Tensor  # [n, T, B, V]
+
+
+class PonderOutput(NamedTuple):
+    """What :func:`ponder` returns."""
+
+    state: State
+    output: Any
+    ponder: Ponder
+
+
+class ACT(nn.Module):
+    """Adaptive computation time around any recurrent cell.
+
+    At each input step t the cell makes N(t) updates s^n = S(s^{n-1}, x^n), until the halting units
+    h^n = sigma(W_h s^n + b_h) sum to 1 - epsilon or n is ``max_steps``; state and output are the means
+    s_t = sum_n p^n s^n and y_t = sum_n p^n (W_y s^n + b_y), where p^n = h^n for n < N and the remainder
+    R = 1 - sum_{n<N} h^n for n = N. Add ``tau * ponder.cost.mean()`` to the loss.
+
+    Args:
+        cell: a module called as ``state = cell(input, state)``. Its input is the user's with one more
+            column at the end: 1 on the first update of an input step, 0 after it.
+        output_size: size of the read-out; None returns the mean visible state itself.
+        spec: how to use a cell with another protocol, see :class:`CellSpec`.
+        epsilon: the halting sum is met at 1 - epsilon.
+        max_steps: the paper's M, no more updates than this.
+        halt_bias: initial bias of the halting unit, for few updates at the start of training.
+        force_steps: exactly this many updates, no halting: 1 is the network without ACT.
+        compact: drop halted rows from the batch. False keeps it whole, for cells that mix rows
+            (batch norm); those see all rows that have an input at step t, halted or not.
+        batch_first: input and output are ``[B, T, ...]``.
+        backend: "auto", "reference" or "compact".
+        device, dtype: None for those of the cell; otherwise the whole module is moved there.
+
+    Shapes: input ``[T, B, I]``, ``[T, I]``, integers ``[T, B]`` or ``[T]`` (one-hot), or a
+    ``PackedSequence``; output ``[T, B, O]``, the state batch first.
+    """
+
+    def __init__(
+        self,
+        cell: nn.Module,
+        output_size: int | None,
+        *,
+        spec: CellSpec | None = None,
+        epsilon: float = 0.01,
+        max_steps: int = 100,
+        halt_bias: float = 1.0,
+        force_steps: int | None = None,
+        compact: bool = True,
+        batch_first: bool = False,
+        backend: str = "auto",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(cell, nn.Module):
+            raise TypeError(f"cell: expected a torch.nn.Module, got {type(cell).__name__}")
+        if output_size is not None and output_size < 1:
+            raise ValueError(f"output_size: expected a positive number or None, got {output_size}")
+        check_backend(backend, compact)
+        self.spec = spec if spec is not None else CellSpec()
+        self.epsilon, self.max_steps, self.force_steps = epsilon, max_steps, force_steps
+        self.halt_bias, self.compact, self.batch_first, self.backend = halt_bias, compact, batch_first, backend
+
+        like = like_of(cell)
+        size = visible_size(cell, self.spec)
+        self.cell = cell
+        self.halt = nn.Linear(size, 1, device=like.device, dtype=like.dtype)
+        self.output = (
+            None if output_size is None else nn.Linear(size, output_size, device=like.device, dtype=like.dtype)
+        )
+        nn.init.constant_(self.halt.bias, halt_bias)
+        if device is not None or dtype is not None:
+            self.to(device=device, dtype=dtype)
+
+    @property
+    def epsilon(self) -> float:
+        return self._epsilon
+
+    @epsilon.setter
+    def epsilon(self, value: float) -> None:
+        check_epsilon(value)
+        self._epsilon = value
+
+    @property
+    def max_steps(self) -> int:
+        return self._max_steps
+
+    @max_steps.setter
+    def max_steps(self, value: int) -> None:
+        self._max_steps = positive("max_steps", value)
+
+    @property
+    def force_steps(self) -> int | None:
+        return self._force_steps
+
+    @force_steps.setter
+    def force_steps(self, value: int | None) -> None:
+        self._force_steps = None if value is None else positive("force_steps", value)
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew: the cell's own way, torch's for the rest, halt_bias for b_h."""
+        for module in (self.cell, self.halt, self.output):
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+        nn.init.constant_(self.halt.bias, self.halt_bias)
+
+    def extra_repr(self) -> str:
+        words = [f"epsilon={self.epsilon}", f"max_steps={self.max_steps}"]
+        words += [] if self.force_steps is None else [f"force_steps={self.force_steps}"]
+        words += [] if self.compact else ["compact=False"]
+        words += ["batch_first=True"] if self.batch_first else []
+        words += [] if self.backend == "auto" else [f"backend={self.backend!r}"]
+        return ", ".join(words)
+
+    def forward(
+        self,
+        x: Tensor | PackedSequence,
+        state: State | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> ACTOutput:
+        """Run over sequences; ``lengths`` ``[B]`` where they differ."""
+        seqs = self._read(x, state, lengths)
+        return self._lay_out(seqs, self._run(seqs))
+
+    @torch.no_grad()
+    def trace(
+        self,
+        x: Tensor | PackedSequence,
+        state: State | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> Trace:
+        """Run over sequences and keep h, p and the visible state of every update, detached."""
+        seqs = self._read(x, state, lengths)
+        updates: list[tuple[int, int, Tensor, tuple[Tensor, Tensor, Tensor]]] = []
+
+        def recorder(t: int, present: Tensor | None) -> Record:
+            def record(n: int, rows: Tensor, h: Tensor, p: Tensor, visible: Tensor) -> None:
+                updates.append((n, t, rows if present is None else present[rows], (h, p, visible)))
+
+            return record
+
+        result = self._run(seqs, recorder)
+        shape = (max(n for n, *_ in updates), *seqs.x.shape[:2])
+        filled = [a.new_zeros(*shape, *a.shape[1:]) for a in updates[0][3]]
+        for n, t, rows, values in updates:
+            for whole, a in zip(filled, values, strict=True):
+                whole[n - 1, t].index_copy_(0, rows, a)
+        h, p, visible = (seqs.per_step(a, time=1) for a in filled)
+        return Trace(*self._lay_out(seqs, result), h, p, visible)
+
+    def _read(self, x: Any, state: State | None, lengths: Any) -> sequences.Sequences:
+        size = getattr(self.cell, "input_size", None) if self.spec.step is None else None
+        features = size - 1 if isinstance(size, int) else None
+        seqs = sequences.read(x, state, lengths, batch_first=self.batch_first, features=features)
+        expected = self.halt.weight.dtype
+        autocast = torch.is_autocast_enabled(seqs.x.device.type)
+        if is_torch_cell(self.cell) and seqs.x.is_floating_point() and seqs.x.dtype != expected and not autocast:
+            raise ValueError(f"input: expected the cell's type {expected}, got {seqs.x.dtype}")
+        return seqs
+
+    def _run(self, seqs: sequences.Sequences, recorder: Any = None) -> Result:
+        state = seqs.state
+        if state is None or is_torch_cell(self.cell):
+            first = initial_state(self.cell, self.spec, seqs.x.shape[1])
+            state = first if state is None else state
+            check_same(first, state, "state")
+        name = resolve(self.backend, self.compact, seqs.x.device)
+        return BACKENDS[name](self, seqs.x, state, seqs.lengths, recorder)
+
+    def _lay_out(self, seqs: sequences.Sequences, result: Result) -> ACTOutput:
+        rho = result.steps + result.remainder
+        steps, remainder, rho_t = map(seqs.per_step, (result.steps, result.remainder, rho))
+        ponder = Ponder(steps, remainder, rho_t, seqs.per_sequence(rho.sum(0)))
+        return ACTOutput(seqs.output(result.output), seqs.per_sequence(result.state), ponder)
+
+    @classmethod
+    def from_rnn(cls, rnn: nn.RNNBase, output_size: int | None = None, **options: Any) -> "ACT":
+        """An ACT network with the trained weights of an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``.
+
+        The flag's column is 0, so with ``force_steps=1`` it computes what ``rnn`` does; the hidden
+        states are its output unless ``output_size`` adds a read-out. ``options`` as for ``ACT``.
+        """
+        options.setdefault("batch_first", rnn.batch_first)
+        return cls(cell_from_plain(rnn), output_size, **options)
+
+    from_lstm = from_gru = from_rnn
+
+    def to_rnn(self) -> nn.RNNBase:
+        """The plain ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM`` that computes what ``force_steps=1`` does.
+
+        The flag is 1 on every update then, so its column becomes part of the bias.
+        """
+        return plain_from_cell(self.cell, self.batch_first)
+
+
+def ponder(
+    step: Callable[[Any, State, bool], tuple[State, Any, Tensor]],
+    x: Any,
+    state: State,
+    *,
+    epsilon: float = 0.01,
+    max_steps: int = 100,
+    compact: bool = False,
+) -> PonderOutput:
+    """Adaptive computation time for one input step and any function.
+
+    ``step(x, state, first) -> (state, output, h)`` makes one update; ``first`` is True on the first, and
+    ``h`` ``[B]`` is the probability of halting after it. ``x``, ``state`` and ``output`` may be nested.
+    Returns the means of state and output, and the ponder record of this step. With ``compact=True``
+    halted rows drop out: then every tensor in ``x`` and ``state`` has the batch first.
+    """
+    check_epsilon(epsilon)
+    positive("max_steps", max_steps)
+
+    def checked(x: Any, state: State, n: int) -> tuple[State, Any, Tensor]:
+        new, output, h = step(x, state, n == 1)
+        if h.dim() != 1 or not h.is_floating_point():
+            raise ValueError(f"h: expected halting probabilities [B], got {h.dtype} {list(h.shape)}")
+        check_nan(h, f"update {n}")
+        if state is not None:
+            check_update(state, new, n)
+        return new, output, h
+
+    run = PONDERS["compact" if compact else "reference"]
+    s, y, steps, remainder = run(checked, x, state, epsilon, max_steps)
+    rho = steps + remainder
+    return PonderOutput(s, y, Ponder(steps, remainder, rho, rho))
+
+
+def positive(name: str, value: int) -> int:
+    """A number of updates, at least 1."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+    return value
