@@ -62,7 +62,8 @@ class ACT(nn.Module):
         compact: drop halted rows from the batch. False keeps it whole, for cells that mix rows
             (batch norm); those see all rows that have an input at step t, halted or not.
         batch_first: input and output are ``[B, T, ...]``.
-        backend: "auto", "reference" or "compact".
+        backend: "auto", "reference" (the paper, line by line), "compact" (drops halted rows, any cell) or
+            "fused" (the cells of torch.nn on a CPU). "auto" takes the fastest that can serve a call.
         device, dtype: None for those of the cell; otherwise the whole module is moved there.
 
     Shapes: input ``[T, B, I]``, ``[T, I]``, integers ``[T, B]`` or ``[T]`` (one-hot), or a
@@ -96,7 +97,9 @@ class ACT(nn.Module):
         self.halt_bias, self.compact, self.batch_first, self.backend = halt_bias, compact, batch_first, backend
 
         like = like_of(cell)
-        size = visible_size(cell, self.spec)
+        # The probe may draw random numbers (dropout); the caller's stay as they are.
+        with torch.random.fork_rng([like.device] if like.is_cuda else []):
+            size = visible_size(cell, self.spec)
         self.cell = cell
         self.halt = nn.Linear(size, 1, device=like.device, dtype=like.dtype)
         self.output = (
@@ -197,10 +200,15 @@ class ACT(nn.Module):
         state = seqs.state
         if state is None or is_torch_cell(self.cell):
             first = initial_state(self.cell, self.spec, seqs.x.shape[1])
-            state = first if state is None else state
-            check_same(first, state, "state")
-        name = resolve(self.backend, self.compact, seqs.x.device)
-        return BACKENDS[name](self, seqs.x, state, seqs.lengths, recorder)
+            if state is None:
+                state = first
+            else:
+                check_same(first, state, "state")
+        return BACKENDS[self.resolve(seqs.x.device)](self, seqs.x, state, seqs.lengths, recorder)
+
+    def resolve(self, device: torch.device | str) -> str:
+        """The name of the backend that serves calls on ``device``."""
+        return resolve(self, self.backend, self.compact, torch.device(device), self.halt.weight.dtype)
 
     def _lay_out(self, seqs: sequences.Sequences, result: Result) -> ACTOutput:
         rho = result.steps + result.remainder
@@ -215,8 +223,9 @@ class ACT(nn.Module):
         The flag's column is 0, so with ``force_steps=1`` it computes what ``rnn`` does; the hidden
         states are its output unless ``output_size`` adds a read-out. ``options`` as for ``ACT``.
         """
+        cell = cell_from_plain(rnn)
         options.setdefault("batch_first", rnn.batch_first)
-        return cls(cell_from_plain(rnn), output_size, **options)
+        return cls(cell, output_size, **options)
 
     from_lstm = from_gru = from_rnn
 
@@ -249,8 +258,8 @@ def ponder(
 
     def checked(x: Any, state: State, n: int) -> tuple[State, Any, Tensor]:
         new, output, h = step(x, state, n == 1)
-        if h.dim() != 1 or not h.is_floating_point():
-            raise ValueError(f"h: expected halting probabilities [B], got {h.dtype} {list(h.shape)}")
+        if h.dim() != 1 or len(h) == 0 or not h.is_floating_point():
+            raise ValueError(f"h: expected halting probabilities [B] with B >= 1, got {h.dtype} {list(h.shape)}")
         check_nan(h, f"update {n}")
         if state is not None:
             check_update(state, new, n)

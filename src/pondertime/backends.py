@@ -3,14 +3,22 @@
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
-from pondertime.cells import in_transform
+from pondertime.cells import Network, hooked, in_transform, is_torch_cell
 from pondertime.compact import compact, ponder_compact
+from pondertime.fused import fused, fused_calls
 from pondertime.reference import Result, ponder_dense, reference
 
 Backend = Callable[..., Result]
 
-BACKENDS: dict[str, Backend] = {"reference": reference, "compact": compact}
+# "fused-calls" is "fused" without its C loop, for machines without a compiler and for comparison.
+BACKENDS: dict[str, Backend] = {
+    "reference": reference,
+    "compact": compact,
+    "fused": fused,
+    "fused-calls": fused_calls,
+}
 PONDERS = {"reference": ponder_dense, "compact": ponder_compact}
 
 
@@ -23,18 +31,42 @@ def check_backend(backend: str, compact: bool) -> None:
         raise ValueError("backend 'compact' drops halted rows, but compact=False asks to keep the batch whole")
 
 
-def resolve(backend: str, compact: bool, device: torch.device) -> str:
-    """The name of the backend that serves a call on ``device``.
+def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the fused path cannot serve a call, None if it can."""
+    if not is_torch_cell(net.cell):
+        return f"it knows nn.RNNCell, nn.GRUCell and nn.LSTMCell, not {type(net.cell).__name__}"
+    if net.spec.step is not None or net.spec.visible is not None:
+        return "it knows no CellSpec with a step or a visible part of its own"
+    if hooked(net.cell) or hooked(net.halt) or type(net.halt) is not nn.Linear:
+        return "it calls neither the hooks of the cell and the halting unit nor other halting units"
+    if device.type != "cpu":
+        return f"it runs on a CPU, not on {device.type}"
+    if dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(device.type):
+        return f"it computes in float32 or float64, not in {dtype} or under autocast"
+    return why_not_compact(net, device)
 
-    ``auto`` drops halted rows where it may; ``torch.func`` transforms and devices that nobody has tried
-    go through the reference.
+
+def why_not_compact(net: Network, device: torch.device) -> str | None:
+    """Why rows cannot be dropped in a call, None if they can."""
+    if in_transform():
+        return "torch.func transforms allow no shapes that change with the data"
+    if device.type not in ("cpu", "cuda"):
+        return f"nobody has tried it on {device.type}"
+    return None
+
+
+def resolve(net: Network, backend: str, compact: bool, device: torch.device, dtype: torch.dtype) -> str:
+    """The name of the backend that serves a call.
+
+    ``auto`` takes the fastest that can; a name that cannot serve raises and says why.
     """
-    if backend == "compact" and in_transform():
-        raise RuntimeError(
-            "backend 'compact' changes shapes with the data, which torch.func transforms do not allow: "
-            "use backend 'reference' or 'auto'"
-        )
-    if backend != "auto":
-        return backend
-    served = compact and device.type in ("cpu", "cuda") and not in_transform()
-    return "compact" if served else "reference"
+    reasons = {
+        "fused": lambda: why_not_fused(net, device, dtype),
+        "compact": lambda: why_not_compact(net, device) if compact else "compact=False",
+    }
+    if backend == "auto":
+        return next((name for name, reason in reasons.items() if reason() is None), "reference")
+    reason = reasons.get(backend.removesuffix("-calls"), lambda: None)()
+    if reason is not None:
+        raise RuntimeError(f"backend {backend!r} cannot serve this call: {reason}; use 'auto' or 'reference'")
+    return backend

@@ -38,13 +38,18 @@ class CellSpec:
 class Network(Protocol):
     """What the backends need to know of an ACT network."""
 
-    cell: nn.Module
     spec: CellSpec
     halt: nn.Linear
     output: nn.Linear | None
-    epsilon: float
-    max_steps: int
-    force_steps: int | None
+
+    @property
+    def cell(self) -> Any: ...
+    @property
+    def epsilon(self) -> float: ...
+    @property
+    def max_steps(self) -> int: ...
+    @property
+    def force_steps(self) -> int | None: ...
 
 
 def rnn_step(cell: Any, x: Tensor, h: Tensor) -> Tensor:
@@ -84,6 +89,12 @@ def is_torch_cell(cell: nn.Module) -> bool:
     return type(cell) in WRITTEN_OUT
 
 
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody listens to the calls of a module, which must then be called."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
+
+
 def call_cell(cell: Any, x: Tensor, state: State) -> State:
     return cell(x, state)
 
@@ -92,8 +103,7 @@ def step_function(cell: nn.Module, spec: CellSpec, *, written_out: bool = False)
     """The function ``(cell, x, state) -> state`` that makes one update."""
     if spec.step is not None:
         return spec.step
-    hooked = cell._forward_hooks or cell._forward_pre_hooks
-    if written_out and is_torch_cell(cell) and not hooked:
+    if written_out and is_torch_cell(cell) and not hooked(cell):
         return WRITTEN_OUT[type(cell)]
     return call_cell
 
@@ -164,7 +174,9 @@ def describe(state: State) -> str:
         return f"Tensor {list(state.shape)}"
     if isinstance(state, dict):
         return "{" + ", ".join(f"{k!r}: {describe(v)}" for k, v in state.items()) + "}"
-    if isinstance(state, (tuple, list)):
+    if isinstance(state, list):
+        return "[" + ", ".join(map(describe, state)) + "]"
+    if isinstance(state, tuple):
         return "(" + ", ".join(map(describe, state)) + ")"
     return type(state).__name__
 

@@ -34,7 +34,8 @@ def ponder_compact(
         state, y, h = step(x, state, n)
         h = h.to(sum_dtype(h.dtype))
         if n == 1:
-            rows, total = torch.arange(len(h), device=h.device), torch.zeros_like(h)
+            # A 0 that depends on h, so that R has a gradient (zeros) where every N is 1.
+            rows, total = torch.arange(len(h), device=h.device), 0 * h
             N = torch.zeros_like(rows)
             means = tree_map(lambda a: torch.zeros_like(a, dtype=sum_dtype(a.dtype)), (state, y))
         going = (total + h < 1 - epsilon) & (n < max_steps)

@@ -58,8 +58,9 @@ def halting_distribution(h: Tensor, *, epsilon: float = 0.01) -> Halting:
         raise TypeError(f"h: expected floating-point probabilities, got {h.dtype}")
     h = h.to(sum_dtype(h.dtype))
 
-    # sums[n] = sum of h over the updates before update n + 1, one addition at a time.
-    sums = [torch.zeros_like(h[0])]
+    # sums[n] = sum of h over the updates before update n + 1, one addition at a time. It starts with a 0 that
+    # depends on h, so that R has a gradient (zeros) where every N is 1.
+    sums = [0 * h[0]]
     for h_n in h:
         sums.append(sums[-1] + h_n)
     before = torch.stack(sums[:-1])

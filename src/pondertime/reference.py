@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
 from pondertime.cells import Network, check_state, check_update, holds_anywhere, step_function, visible_state
 from pondertime.halting import State, halting_distribution, mean_field, sum_dtype
@@ -37,18 +37,19 @@ def ponder_dense(
 ) -> tuple[State, Any, Tensor, Tensor]:
     """Ponder one input step with the whole batch until its last row has halted; returns s_t, y_t, N, R."""
     states, outputs, hs = [], [], []
-    total, running = None, None
+    total = None
     for n in range(1, max_steps + 1):
         s, y, h = step(x, state, n)  # s^n = S(s^{n-1}, x^n), y^n = W_y s^n + b_y, h^n = sigma(W_h s^n + b_h)
-        # A halted row keeps its state, so that what comes of it stays finite; its weight is 0.
-        state = s if running is None else keep_halted(running, s, state)
-        states.append(state)
+        states.append(s)
         outputs.append(y)
         hs.append(h.to(sum_dtype(h.dtype)))
         total = hs[0] if total is None else total + hs[-1]
         running = total < 1 - epsilon
         if not holds_anywhere(running, unknown=True):
             break
+        # A halted row makes its last update once more, never one that it did not ask for and that might not
+        # be finite; its weight is 0.
+        state = s if state is None else keep_halted(running, s, state)
     p, N, R = halting_distribution(torch.stack(hs), epsilon=epsilon)
     if record is not None:
         everyone = torch.arange(len(N), device=N.device)
@@ -103,7 +104,7 @@ def network_step(net: Network, t: int, *, read_out: bool, written_out: bool) -> 
 
 def one_hot(x: Tensor, net: Network) -> Tensor:
     """Integers ``[B]`` as one-hot rows of the cell's input size less the flag."""
-    size = net.cell.input_size - 1  # type: ignore[operator]
+    size = net.cell.input_size - 1
     return F.one_hot(x.long(), size).to(net.halt.weight.dtype)
 
 
@@ -144,8 +145,8 @@ def rows_with_input(lengths: Tensor | None, T: int, device: torch.device) -> lis
 
 
 def take(state: State, rows: Tensor) -> State:
-    """The given rows of every leaf."""
-    return tree_map(lambda a: a.index_select(0, rows), state)
+    """The given rows of every tensor."""
+    return tree_map_only(Tensor, lambda a: a.index_select(0, rows), state)
 
 
 def put(state: State, rows: Tensor, new: State) -> State:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_map
 
 from pondertime.cells import check_state, in_transform
@@ -38,12 +38,10 @@ class Sequences:
         """Lay out the output, packed if the input was."""
         if self.packed is None:
             return self.per_step(a)
-        order, lengths = self.packed.sorted_indices, self.lengths
-        assert lengths is not None
-        if order is not None:
-            a, lengths = a.index_select(1, order), lengths[order.cpu()]
-        packed = pack_padded_sequence(a, lengths)
-        return PackedSequence(packed.data, packed.batch_sizes, order, self.packed.unsorted_indices)
+        _, batch_sizes, order, unsorted = self.packed
+        a = a if order is None else a.index_select(1, order)
+        data = torch.cat([a[t, :size] for t, size in enumerate(batch_sizes.tolist())])
+        return PackedSequence(data, batch_sizes, order, unsorted)
 
 
 def read(
@@ -71,7 +69,7 @@ def read(
         if lengths is not None:
             raise ValueError("lengths: expected None with unbatched input")
         x = x.unsqueeze(1)
-        state = tree_map(lambda a: a.unsqueeze(0), state)
+        state = None if state is None else tree_map(lambda a: a.unsqueeze(0), state)
     elif batch_first and packed is None:
         x = x.transpose(0, 1)
     if 0 in x.shape[:2]:

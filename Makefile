@@ -1,0 +1,35 @@
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: setup demo test test-gpu lint bench docs clean
+
+setup: $(READY)
+
+# Everything that demo, test and lint need; made again when what it is made from changes.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plot,test,lint]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check
+
+bench: $(READY)
+	$(BIN)/pondertime bench
+
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/sphinx-build -W -q docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+clean:
+	rm -rf .venv build dist docs/_build .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,198 @@
+"""What a run is made of: the presets of every task and the settings of one training.
+
+Nothing here imports torch: the command line's help is made from this file.
+"""
+
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+TASK_NAMES = ("parity", "logic", "addition", "sort", "wikipedia")
+PresetName = Literal["fast", "paper"]
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; its message is one line for a person."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The settings of a task that the command line may override."""
+
+    tau: float
+    hidden_size: int
+    batch_size: int
+    iterations: int  # updates of one worker
+    learning_rate: float
+    workers: int = 1
+    max_steps: int = 100
+    epsilon: float = 0.01
+    halt_bias: float = 1.0
+    clip: float | None = None
+    tau_warmup: int = 0
+    log_every: int = 500  # iterations
+
+
+# The paper's section 3: Adam 1e-4, Hogwild with 16 workers, 1M iterations of one worker, no clipping. The
+# batch size of wikipedia is ours (the paper gives none), tau is one of its grid that solves the task.
+PAPER = {
+    "parity": Preset(0.003, 128, 128, 1_000_000, 1e-4, 16),
+    "logic": Preset(0.003, 128, 16, 1_000_000, 1e-4, 16),
+    "addition": Preset(0.0009, 512, 32, 1_000_000, 1e-4, 16, max_steps=20),
+    "sort": Preset(0.001, 512, 16, 1_000_000, 1e-4, 16, log_every=100),
+    "wikipedia": Preset(0.006, 1500, 32, 10_000, 1e-4, 16, log_every=10),
+}
+
+# Ours: one synchronous worker and a higher learning rate, fewer updates. What else differs is said on the
+# tasks' pages in docs/tasks.
+FAST = {
+    "parity": replace(PAPER["parity"], iterations=60_000, learning_rate=3e-3, workers=1),
+    "logic": replace(PAPER["logic"], iterations=100_000, learning_rate=1e-3, workers=1, clip=1.0),
+    "addition": replace(PAPER["addition"], iterations=100_000, learning_rate=1e-3, workers=1, clip=1.0),
+    "sort": replace(PAPER["sort"], iterations=100_000, learning_rate=1e-3, workers=1, clip=1.0),
+    "wikipedia": replace(PAPER["wikipedia"], iterations=5_000, learning_rate=1e-3, workers=1, clip=1.0),
+}
+
+PRESETS: dict[str, dict[str, Preset]] = {"fast": FAST, "paper": PAPER}
+
+# The options of a task's constructor, by task.
+TASK_OPTIONS = {
+    "parity": ("bits", "placement"),
+    "logic": (),
+    "addition": (),
+    "sort": ("separation",),
+    "wikipedia": ("data", "length"),
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides the weights of one network, whatever machine trains it."""
+
+    task: str
+    preset: str
+    tau: float | None  # None: without ACT
+    force_steps: int | None
+    seed: int
+    iterations: int
+    workers: int
+    learning_rate: float
+    batch_size: int
+    hidden_size: int
+    max_steps: int
+    epsilon: float
+    halt_bias: float
+    clip: float | None
+    tau_warmup: int
+    log_every: int
+    bits: int | None = None
+    placement: str | None = None
+    separation: float | None = None
+    data: str | None = None
+    length: int | None = None
+
+    @property
+    def halting(self) -> str:
+        """How the network halts, as in the result tables: act, none, or fixed-K."""
+        if self.tau is not None:
+            return "act"
+        return "none" if self.force_steps == 1 else f"fixed-{self.force_steps}"
+
+    @property
+    def name(self) -> str:
+        """The run folder's name: ``parity-tau0.01-seed3``."""
+        kind = {"act": f"tau{self.tau:g}" if self.tau is not None else "", "none": "noact"}.get(
+            self.halting, self.halting.replace("-", "")
+        )
+        preset = "" if self.preset == "fast" else f"-{self.preset}"
+        return f"{self.task}{preset}-{kind}-seed{self.seed}"
+
+    @property
+    def task_options(self) -> dict[str, Any]:
+        """What the task's constructor is given."""
+        return {k: getattr(self, k) for k in TASK_OPTIONS[self.task] if getattr(self, k) is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: dict[str, Any], source: Path) -> "TrainConfig":
+        names = {f.name for f in fields(TrainConfig)}
+        if not isinstance(values, dict) or set(values) != names:
+            raise ConfigError(f"{source}: not a run's config (its fields are not those of this version)")
+        return TrainConfig(**values)
+
+
+def check_task(task: str) -> str:
+    if task not in TASK_NAMES:
+        raise ConfigError(f"unknown task {task!r}: expected one of {', '.join(TASK_NAMES)}")
+    return task
+
+
+def make_config(
+    task: str,
+    preset: str = "fast",
+    *,
+    tau: float | None = None,
+    act: bool = True,
+    force_steps: int | None = None,
+    seed: int = 1,
+    **overrides: Any,
+) -> TrainConfig:
+    """A task's preset with some of its fields overridden (None: leave it), checked."""
+    check_task(task)
+    base: dict[str, Any] = asdict(PRESETS[preset][task])
+    preset_tau = base.pop("tau")
+    for name in ("bits", "placement", "separation", "data", "length"):
+        if overrides.get(name) is not None and name not in TASK_OPTIONS[task]:
+            raise ConfigError(f"{task} has no option --{name}")
+    base.update({k: v for k, v in overrides.items() if v is not None})
+    if not act and (tau is not None or force_steps is not None):
+        raise ConfigError("--no-act trains without ACT: it takes neither --tau nor --force-steps")
+    if force_steps is not None and tau is not None:
+        raise ConfigError("--force-steps makes a fixed number of updates: it takes no --tau")
+    if not act:
+        force_steps = 1
+    if force_steps is None and tau is None:
+        tau = preset_tau
+    base.update(task=task, preset=preset, tau=tau, force_steps=force_steps, seed=seed)
+    config = TrainConfig(**base)
+    check(config)
+    return config
+
+
+def check(config: TrainConfig) -> None:
+    """Raise for numbers that no training can use."""
+    for name in ("iterations", "workers", "batch_size", "hidden_size", "max_steps", "log_every"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{flag(name)}: expected a number of at least 1, got {getattr(config, name)}")
+    for name in ("bits", "length", "force_steps"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag(name)}: expected a number of at least 1, got {value}")
+    if config.seed < 0:
+        raise ConfigError(f"--seed: expected 0 or more, got {config.seed}")
+    if config.tau is not None and not 0 <= config.tau < float("inf"):
+        raise ConfigError(f"--tau: expected a number of at least 0, got {config.tau}")
+    if not 0 < config.epsilon < 1:
+        raise ConfigError(f"--epsilon: expected a number between 0 and 1, got {config.epsilon}")
+    if not 0 < config.learning_rate < float("inf"):
+        raise ConfigError(f"--learning-rate: expected a positive number, got {config.learning_rate}")
+    if config.clip is not None and not config.clip > 0:
+        raise ConfigError(f"--clip: expected a positive number, got {config.clip}")
+    if config.tau_warmup < 0:
+        raise ConfigError(f"--tau-warmup: expected 0 or more, got {config.tau_warmup}")
+    if config.placement not in (None, "prefix", "scatter"):
+        raise ConfigError(f"--placement: expected prefix or scatter, got {config.placement}")
+    if config.separation is not None and not 0 <= config.separation <= 0.1:
+        raise ConfigError(f"--separation: expected a number from 0 to 0.1, got {config.separation}")
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def paper_grid(task: str) -> tuple[float, ...]:
+    """The time penalties i x 10^-j of the paper: i 1..10, j 1..4 (wikipedia 1..3), each once, ascending."""
+    last = 3 if check_task(task) == "wikipedia" else 4
+    return tuple(sorted({float(f"{i}e-{j}") for j in range(1, last + 1) for i in range(1, 11)}))

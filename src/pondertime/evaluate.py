@@ -1,0 +1,119 @@
+"""Measures a network on fresh data: errors, ponder, both against difficulty, single traces. Never trains."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pondertime.act import ACT
+from pondertime.tasks import Batch, Task
+
+SEED = 20_160_329  # of all evaluation data, so that every network sees the same
+SEQUENCES = 10_000
+WIKIPEDIA_SEQUENCES = 200  # of 500 characters each
+DIFFICULTY_SAMPLES = 1_000
+
+
+def chunks(total: int, size: int) -> list[int]:
+    return [min(size, total - start) for start in range(0, total, size)]
+
+
+def generator(device: str, key: int = 0) -> torch.Generator:
+    return torch.Generator(device).manual_seed(SEED + key)
+
+
+def mean_and_error(values: Tensor) -> tuple[float, float]:
+    """The mean and its standard error."""
+    values = values.double()
+    spread = values.std().item() if len(values) > 1 else 0.0
+    return values.mean().item(), spread / math.sqrt(len(values))
+
+
+@torch.no_grad()
+def measure(network: ACT, task: Task, batches: list[Batch]) -> dict[str, float]:
+    """Errors, ponder and loss over batches, with standard errors over sequences."""
+    was_training = network.training
+    network.eval()
+    columns: list[Tensor] = []
+    inputs = targets = 0
+    for batch in batches:
+        output, _, ponder = network(batch.input, lengths=batch.lengths)
+        per_sequence = (
+            task.error(output, batch),
+            task.target_error(output, batch),
+            ponder.steps.sum(0),
+            ponder.cost,
+            task.loss(output, batch),
+        )
+        columns.append(torch.stack([c.double().cpu() for c in per_sequence]))
+        inputs += int(batch.lengths.sum())
+        targets += int(batch.mask.sum())
+    network.train(was_training)
+    error, target_error, steps, rho, loss = torch.cat(columns, 1)
+    result: dict[str, float] = {"sequences": len(error)}
+    for name, values in {"error": error, "target_error": target_error}.items():
+        result[name], result[f"{name}_se"] = mean_and_error(values)
+    result["steps"], result["rho"] = steps.sum().item() / inputs, rho.sum().item() / inputs
+    result["loss"] = loss.mean().item()
+    result["bpc"] = loss.sum().item() / max(targets, 1) / math.log(2)
+    return result
+
+
+def evaluate(network: ACT, task: Task, *, sequences: int | None = None, device: str = "cpu") -> dict[str, Any]:
+    """The final numbers of a network: fresh sequences under a fixed seed.
+
+    For wikipedia on the training text, as in the paper, and on the held-out text beside it.
+    """
+    if task.name != "wikipedia":
+        g = generator(device)
+        result = measure(network, task, [task.sample(n, g) for n in chunks(sequences or SEQUENCES, 500)])
+        del result["bpc"]
+        return result
+    total = sequences or WIKIPEDIA_SEQUENCES
+    parts = {}
+    for split in ("train", "held-out"):
+        g = generator(device)
+        parts[split] = measure(network, task, [task.sample(n, g, split=split) for n in chunks(total, 50)])  # type: ignore[call-arg]
+    return {**parts["train"], "bpc_held_out": parts["held-out"]["bpc"]}
+
+
+def difficulty_curve(
+    network: ACT, task: Task, *, samples: int = DIFFICULTY_SAMPLES, device: str = "cpu"
+) -> list[dict[str, Any]]:
+    """Errors and ponder at every difficulty, fresh samples at each."""
+    rows = []
+    for difficulty in task.difficulties:
+        g = generator(device, difficulty)
+        batches = [task.sample(n, g, difficulty=difficulty) for n in chunks(samples, 500)]
+        rows.append({"difficulty": difficulty, "samples": samples, **measure(network, task, batches)})
+    return rows
+
+
+@torch.no_grad()
+def traces(network: ACT, task: Task, batch: Batch) -> list[dict[str, Any]]:
+    """What a network answers to single sequences and how long it ponders each step.
+
+    For wikipedia also the loss and the entropy of every prediction, in bits.
+    """
+    network.eval()
+    output, _, ponder = network(batch.input, lengths=batch.lengths)
+    result = []
+    for i, length in enumerate(batch.lengths.tolist()):
+        inputs, targets = task.labels(batch, i)
+        trace: dict[str, Any] = {
+            "input": inputs[:length],
+            "target": targets[:length],
+            "output": task.predictions(output, batch, i)[:length],
+            "steps": ponder.steps[:length, i].tolist(),
+            "rho": [round(v, 4) for v in ponder.rho[:length, i].tolist()],
+            "difficulty": None if batch.difficulty is None else int(batch.difficulty[i]),
+            "loss": None,
+            "entropy": None,
+        }
+        if task.name == "wikipedia":
+            logp = torch.log_softmax(output[:length, i].double(), -1) / math.log(2)
+            trace["loss"] = [round(-v, 3) for v in logp.gather(1, batch.target[:length, i]).squeeze(1).tolist()]
+            trace["entropy"] = [round(v, 3) for v in (-logp.exp2() * logp).sum(1).tolist()]
+        result.append(trace)
+    return result

@@ -1,0 +1,83 @@
+"""Parity: the whole problem in one vector."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pondertime.tasks.task import Batch, Task, at_least, drawn_or, integers
+
+# The eight bits of every byte.
+BITS = (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1).float()
+
+
+class Parity(Task):
+    """Is the number of ones in a vector odd?
+
+    k of the elements, k from 1 to 64, are +1 or -1 with equal chance; the rest are 0. One step.
+
+        + - + + 0 0 0 0  ->  3 ones (odd)   ->  1
+        - + + 0 0 0 0 0  ->  2 ones (even)  ->  0
+        - 0 0 0 0 0 0 0  ->  0 ones (even)  ->  0
+
+    ``bits``: the size of the vector (64 in the paper). ``placement``: which k elements, the first
+    (``"prefix"``) or random ones (``"scatter"``); the paper does not say. Difficulty: k.
+    """
+
+    name = "parity"
+    cell = "rnn"
+    hidden_size = 128
+    batch_size = 128
+
+    def __init__(self, bits: int = 64, placement: Literal["prefix", "scatter"] = "prefix") -> None:
+        at_least(1, bits=bits)
+        if placement not in ("prefix", "scatter"):
+            raise ValueError(f"placement: expected prefix or scatter, got {placement!r}")
+        self.bits = bits
+        self.placement = placement
+        self.input_size = bits
+        self.output_size = 1
+        self.steps = 1
+        self.difficulties = range(1, bits + 1)
+
+    def sample(self, batch_size: int, generator: torch.Generator, difficulty: int | None = None) -> Batch:
+        self._check(difficulty)
+        device = generator.device
+        k = drawn_or(difficulty, 1, self.bits, [batch_size], generator)
+        codes = integers(0, 255, [batch_size, (self.bits + 7) // 8], generator)
+        bits = F.embedding(codes, BITS.to(device)).flatten(1)[:, : self.bits]
+        if self.placement == "prefix":
+            used = F.embedding(k, torch.ones(self.bits + 1, self.bits, device=device).tril(-1))
+        else:
+            used = self._scatter(k, generator)
+        ones = bits.mul_(used)
+        return Batch(
+            input=(2 * ones).sub_(used).unsqueeze(0),
+            target=(ones.sum(1).long() % 2).view(1, batch_size, 1),
+            mask=torch.ones(1, batch_size, dtype=torch.bool, device=device),
+            lengths=torch.ones(batch_size, dtype=torch.int64, device=device),
+            difficulty=k,
+        )
+
+    def _scatter(self, k: Tensor, generator: torch.Generator) -> Tensor:
+        """Choose k positions of each row, every choice with equal chance.
+
+        A position is taken with the chance (those still to take) / (positions left).
+        """
+        used = torch.rand(self.bits, len(k), generator=generator, device=k.device)
+        used *= torch.arange(self.bits, 0, -1, device=k.device).unsqueeze(1)
+        left = k.float()
+        for row in used:
+            row.lt_(left)
+            left -= row
+        return used.t()
+
+    def input_labels(self, batch: Batch, i: int) -> list[str]:
+        return ["".join("0+-"[int(x)] for x in batch.input[0, i].tolist()).rstrip("0")]
+
+    def render(self, batch: Batch, i: int) -> str:
+        """``+-++ -> 3 ones (odd) -> 1``, zeros at the end left out."""
+        ones = int((batch.input[0, i] > 0).sum())
+        count = f"{ones} {'one' if ones == 1 else 'ones'} ({'odd' if ones % 2 else 'even'})"
+        return f"{self.input_labels(batch, i)[0]} -> {count} -> {int(batch.target[0, i, 0])}"

@@ -1,0 +1,352 @@
+"""Training: one loop for all tasks, into a run folder that survives being killed.
+
+An iteration is one update of one worker, as in the paper; ``updates`` counts those of all workers.
+"""
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pondertime.act import ACT
+from pondertime.config import TrainConfig
+from pondertime.evaluate import evaluate
+from pondertime.progress import Reporter
+from pondertime.runs import RunError, RunFolder, build, environment, load_weights, make_task, write_json
+from pondertime.tasks import Batch, Task
+
+MEASURE_EVERY = 10  # iterations
+SUMS = ("sequences", "loss", "task_loss", "error", "target_error", "targets", "inputs", "rho")
+
+
+class Diverged(RunError):
+    """The loss is not finite."""
+
+
+class Batches:
+    """A worker's training data: batch i is a function of (seed, worker, i) alone.
+
+    Batches are sampled in chunks, as one large batch costs little more than a small one.
+    """
+
+    def __init__(self, task: Task, batch_size: int, seed: int, worker: int, device: str) -> None:
+        self.task, self.batch_size, self.key, self.device = task, batch_size, (seed, worker), device
+        self.per_chunk = max(1, min(64, 65_536 // (batch_size * task.steps)))
+        self.chunk: tuple[int, Batch] | None = None
+
+    def __getitem__(self, i: int) -> Batch:
+        number, place = divmod(i, self.per_chunk)
+        if self.chunk is None or self.chunk[0] != number:
+            generator = torch.Generator(self.device)
+            generator.manual_seed(int(np.random.SeedSequence([*self.key, number]).generate_state(1, np.uint64)[0]))
+            self.chunk = number, self.task.sample(self.batch_size * self.per_chunk, generator)
+        return self.chunk[1].rows(slice(place * self.batch_size, (place + 1) * self.batch_size))
+
+
+class Learner:
+    """A network, its optimiser and its data: makes updates and sums up what it sees."""
+
+    def __init__(self, config: TrainConfig, task: Task, network: ACT, device: str, worker: int = 0) -> None:
+        self.config, self.task, self.network = config, task, network
+        self.batches = Batches(task, config.batch_size, config.seed, worker, device)
+        self.optimiser = torch.optim.Adam(network.parameters(), config.learning_rate, fused=True)
+        self.sums = torch.zeros(len(SUMS) + config.max_steps + 1, dtype=torch.float64, device=device)
+
+    def update(self, i: int) -> None:
+        """Training update i: forward, backward, Adam."""
+        config, batch = self.config, self.batches[i]
+        output, _, ponder = self.network(batch.input, lengths=batch.lengths)
+        task_loss = self.task.loss(output, batch)
+        warm = min(1.0, (i + 1) / config.tau_warmup) if config.tau_warmup else 1.0
+        cost = 0.0 if config.tau is None else config.tau * warm * ponder.cost
+        loss = task_loss + cost
+        mean = loss.mean()
+        if mean.device.type == "cpu" and not math.isfinite(mean.item()):
+            raise Diverged(diverged_message(i))
+        self.optimiser.zero_grad()
+        mean.backward()
+        if config.clip is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), config.clip)
+        self.optimiser.step()
+        if i % MEASURE_EVERY == 0:
+            self.measure(batch, output.detach(), loss.detach(), task_loss.detach(), ponder)
+
+    @torch.no_grad()
+    def measure(self, batch: Batch, output: Tensor, loss: Tensor, task_loss: Tensor, ponder: Any) -> None:
+        """Add one batch to the sums of the interval."""
+        counts = torch.bincount(ponder.steps.flatten(), minlength=self.config.max_steps + 1)
+        counts[0] = 0
+        columns = [
+            loss.sum(),
+            task_loss.sum(),
+            self.task.error(output, batch).sum(),
+            self.task.target_error(output, batch).sum(),
+            batch.mask.sum(),
+            counts.sum(),
+            ponder.cost.sum(),
+        ]
+        self.sums[0] += len(loss)
+        self.sums[1 : len(SUMS)] += torch.stack([c.to(self.sums.dtype) for c in columns])
+        self.sums[len(SUMS) :] += counts[: self.config.max_steps + 1]
+
+
+def diverged_message(i: int) -> str:
+    return (
+        f"the loss is not finite at iteration {i}; the last good checkpoint is kept. "
+        "Try a lower --learning-rate, --clip 1, a higher --tau or a lower --max-steps"
+    )
+
+
+def attach_adam(learner: Learner, saved: dict[str, Tensor] | None = None, *, share: bool = False) -> dict[str, Tensor]:
+    """Give Adam its moments from the start (or from a checkpoint), and return them by name."""
+    tensors = {}
+    for name, p in learner.network.named_parameters():
+        fresh = {
+            "step": torch.zeros((), device=p.device),
+            "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
+            "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
+        }
+        for key, value in fresh.items():
+            if saved is not None:
+                value.copy_(saved[f"{name}.{key}"])
+            tensors[f"{name}.{key}"] = value.share_memory_() if share else value
+        learner.optimiser.state[p] = fresh
+    return tensors
+
+
+def summary(sums: list[float]) -> dict[str, Any]:
+    """The metrics of an interval from its sums."""
+    s = dict(zip(SUMS, sums, strict=False))
+    histogram = {n: int(c) for n, c in enumerate(sums[len(SUMS) :]) if c}
+    inputs, sequences = max(s["inputs"], 1), max(s["sequences"], 1)
+    return {
+        "loss": s["loss"] / sequences,
+        "task_loss": s["task_loss"] / sequences,
+        "error": s["error"] / sequences,
+        "target_error": s["target_error"] / sequences,
+        "bpc": s["task_loss"] / max(s["targets"], 1) / math.log(2),
+        "steps": sum(n * c for n, c in histogram.items()) / inputs,
+        "rho": s["rho"] / inputs,
+        "histogram": histogram,
+    }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a training stops before its last iteration, and how often it is saved."""
+
+    asked: Callable[[], bool]
+    deadline: float = math.inf
+    until_error: float | None = None
+    checkpoint_seconds: float = 30.0
+
+
+class Session:
+    """A training under way: the folder, the counters, the log."""
+
+    def __init__(self, config: TrainConfig, folder: RunFolder, device: str, backend: str, limits: Limits) -> None:
+        self.config = folder.open(config)
+        self.folder, self.device = folder, device
+        self.task = make_task(self.config)
+        self.network = build(self.config, self.task, backend=backend).to(device)
+        write_json(folder.path / "env.json", environment(device, self.network.resolve(device)))
+        self.learner = Learner(self.config, self.task, self.network, device)
+        self.iterations = [0] * self.config.workers
+        self.seconds, self.warned, self.stuck = 0.0, False, 0
+        saved = folder.load()
+        shared = self.config.workers > 1
+        if shared:
+            self.network.share_memory()
+        if saved is None:
+            self.moments = attach_adam(self.learner, share=shared)
+            metrics_bytes = 0
+        else:
+            tensors, counters = saved
+            load_weights(self.network, tensors["model"], folder.checkpoint)
+            try:
+                self.moments = attach_adam(self.learner, tensors["optimiser"], share=shared)
+                self.iterations, self.seconds = counters["iterations"], counters["seconds"]
+                self.learner.sums.copy_(torch.tensor(counters["sums"], dtype=torch.float64))
+                metrics_bytes = counters["metrics_bytes"]
+            except (KeyError, RuntimeError) as error:
+                raise RunError(f"{folder.checkpoint}: does not fit the run's config ({error})") from None
+        self.log_file = open(folder.path / "metrics.jsonl", "a")  # noqa: SIM115
+        self.log_file.truncate(metrics_bytes)
+        self.started = self.saved = self.shown = time.monotonic()
+        self.first, self.text = self.updates, ""
+        self.reporter = Reporter(self.config.name, self.config.iterations)
+        self.limits = limits
+
+    @property
+    def updates(self) -> int:
+        return sum(self.iterations)
+
+    @property
+    def elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self.started
+
+    def finite(self) -> bool:
+        return all(bool(p.isfinite().all()) for p in self.network.parameters())
+
+    def save(self) -> None:
+        """Write a checkpoint; one with weights that are not finite would be of no use."""
+        if not self.finite():
+            raise Diverged(diverged_message(max(self.iterations)))
+        self.log_file.flush()
+        os.fsync(self.log_file.fileno())
+        counters = {
+            "updates": self.updates,
+            "iterations": self.iterations,
+            "seconds": self.elapsed,
+            "sums": self.learner.sums.tolist(),
+            "metrics_bytes": self.log_file.tell(),
+        }
+        self.folder.save({"model": self.network.state_dict(), "optimiser": self.moments}, counters)
+
+    def log(self, iteration: int) -> dict[str, Any]:
+        """Write one line of metrics and start the next interval."""
+        metrics = summary(self.learner.sums.tolist())
+        counts: dict[int, int] = metrics["histogram"]
+        line: dict[str, Any] = {"iterations": iteration, "updates": self.updates, **metrics}
+        line["at_max"] = counts.get(self.config.max_steps, 0) / max(sum(counts.values()), 1)
+        line["seconds"] = round(self.elapsed, 2)
+        self.learner.sums.zero_()
+        self.log_file.write(json.dumps(line) + "\n")
+        self.log_file.flush()
+        return line
+
+    def interval(self, iteration: int) -> str | None:
+        """Log an interval and heed what it says; returns why to stop, if so."""
+        line = self.log(iteration)
+        if not math.isfinite(line["loss"]):
+            raise Diverged(diverged_message(iteration))
+        rate = (self.updates - self.first) / (time.monotonic() - self.started)
+        self.text = f"loss {line['loss']:.3f}  error {line['error']:.1%}  ponder {line['steps']:.2f}  {rate:.0f}/s"
+        warning = self.warning(line)
+        if warning:
+            self.reporter.say(warning)
+        until = self.limits.until_error
+        return "until_error" if until is not None and line["error"] < until else None
+
+    def between(self, iteration: int) -> str | None:
+        """Show progress, write a checkpoint when it is time; returns why to stop, if so."""
+        now = time.monotonic()
+        if now - self.shown > 0.1:
+            self.shown = now
+            self.reporter.update(iteration, self.text)
+        if now - self.saved > self.limits.checkpoint_seconds:
+            self.save()
+            self.saved = time.monotonic()
+        if self.limits.asked():
+            return "asked"
+        return "max_minutes" if now > self.limits.deadline else None
+
+    def warning(self, line: dict[str, Any]) -> str | None:
+        """A warning, once, when N has stayed at 1 or at M for ten intervals."""
+        low, high = line["steps"] < 1.005, line["at_max"] > 0.5
+        self.stuck = self.stuck + 1 if (low or high) and self.config.tau is not None else 0
+        if self.stuck < 10 or self.warned:
+            return None
+        self.warned = True
+        if low:
+            return "warning: the network never ponders (N stays at 1); try a lower --tau"
+        return f"warning: N stays at its limit {self.config.max_steps}; try a higher --tau or a lower --learning-rate"
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a question; a second Ctrl-C ends at once."""
+    asked = False
+
+    def ask(signum: int, frame: Any) -> None:
+        nonlocal asked
+        if asked and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+class Interrupted(RunError):
+    """Stopped by a person or a clock, with a checkpoint."""
+
+
+def train(
+    config: TrainConfig,
+    folder: RunFolder,
+    *,
+    device: str = "cpu",
+    backend: str = "auto",
+    until_error: float | None = None,
+    max_minutes: float | None = None,
+    checkpoint_seconds: float = 30.0,
+) -> dict[str, Any]:
+    """Train one network, or go on with it; returns the final result.
+
+    Raises :class:`Interrupted` when stopped early, with a checkpoint to go on from.
+    """
+    with folder.locked(), interruptible() as asked:
+        deadline = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
+        limits = Limits(asked, deadline, until_error, checkpoint_seconds)
+        session = Session(config, folder, device, backend, limits)
+        config = session.config
+        done = folder.result()
+        if done is not None and done["asked"] >= config.iterations:
+            return done
+        with session.reporter as reporter:
+            stopped = hogwild_loop(session) if config.workers > 1 else synchronous_loop(session)
+            session.save()
+            if stopped in ("asked", "max_minutes"):
+                why = "stopped" if stopped == "asked" else f"{max_minutes:g} minutes are over"
+                raise Interrupted(
+                    f"{why} at iteration {min(session.iterations)}; checkpoint in {folder.checkpoint}; "
+                    "the same command goes on"
+                )
+            reporter.say(f"{config.name}: trained in {session.elapsed:.0f} s; evaluating")
+            result = {
+                "stopped": stopped,
+                "asked": config.iterations,
+                "iterations": min(session.iterations),
+                "updates": session.updates,
+                "seconds": round(session.elapsed, 2),
+                **evaluate(session.network, session.task, device=device),
+            }
+        folder.write_result(result)
+        return result
+
+
+def hogwild_loop(session: Session) -> str:
+    from pondertime.hogwild import loop
+
+    return loop(session)
+
+
+def synchronous_loop(session: Session) -> str:
+    """Make updates one after the other; returns why it stopped."""
+    config = session.config
+    for i in range(session.iterations[0], config.iterations):
+        session.learner.update(i)
+        session.iterations[0] = i + 1
+        stop = session.interval(i + 1) if (i + 1) % config.log_every == 0 else None
+        stop = stop or session.between(i + 1)
+        if stop:
+            return stop
+    return "iterations"

@@ -1,0 +1,19 @@
+"""One thread a worker, a fixed seed a test, and hypothesis that draws the same examples every time."""
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("pondertime", deadline=None, derandomize=True, max_examples=40, database=None)
+settings.load_profile("pondertime")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["reference", "compact"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param

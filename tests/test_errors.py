@@ -1,0 +1,208 @@
+"""Bad input: each an error that names what was expected and what came, and none that loops."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import pondertime as pt
+from zoo import make
+
+F64 = torch.float64
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=F64)
+
+
+# The network has 3 features and 4 hidden units; T = 5, B = 2 where nothing else is said.
+INPUTS: list[tuple[Any, tuple[Any, ...], str]] = [
+    ("feature size", (zeros(5, 2, 4),), r"input: expected 3 features .*, got 4"),
+    ("feature size, unbatched", (zeros(5, 2),), r"input: expected 3 features .*, got 2"),
+    ("rank 4", (zeros(5, 2, 3, 1),), r"floating-point input to be 3-D .* or 2-D .*, got 4-D \[5, 2, 3, 1\]"),
+    ("rank 1", (zeros(5),), r"floating-point input to be 3-D .* or 2-D .*, got 1-D \[5\]"),
+    ("rank of integers", (zeros(5, 2, 3).long(),), r"integer input to be 2-D .* or 1-D .*, got 3-D \[5, 2, 3\]"),
+    ("no steps", (zeros(0, 2, 3),), r"at least one sequence of at least one step, got T = 0, B = 2"),
+    ("no rows", (zeros(5, 0, 3),), r"at least one sequence of at least one step, got T = 5, B = 0"),
+    ("no steps, unbatched", (zeros(0, 3),), r"at least one sequence of at least one step, got T = 0, B = 1"),
+    ("too long", (zeros(5, 2, 3), None, [5, 6]), r"lengths: expected numbers from 1 to T = 5, got 5 to 6"),
+    ("too short", (zeros(5, 2, 3), None, [0, 5]), r"lengths: expected numbers from 1 to T = 5, got 0 to 5"),
+    ("too many", (zeros(5, 2, 3), None, [5, 5, 5]), r"lengths: expected one for each of the 2 .*, got shape \[3\]"),
+    ("not a vector", (zeros(5, 2, 3), None, 5), r"lengths: expected one for each of the 2 sequences, got shape \[\]"),
+    ("unbatched", (zeros(5, 3), None, [5]), r"lengths: expected None with unbatched input"),
+    ("state size", (zeros(5, 2, 3), zeros(2, 7)), r"state: expected Tensor \[2, 4\], got Tensor \[2, 7\]"),
+    ("state rows", (zeros(5, 2, 3), zeros(3, 4)), r"state: expected .* batch size B = 2, got Tensor \[3, 4\]"),
+    ("state, unbatched", (zeros(5, 3), zeros(2, 4)), r"state: expected Tensor \[1, 4\], got Tensor \[1, 2, 4\]"),
+    ("state structure", (zeros(5, 2, 3), (zeros(2, 4),)), r"state: expected Tensor \[2, 4\], got \(Tensor \[2, 4\]\)"),
+    ("no state", (zeros(5, 2, 3), ()), r"state: expected tensors \[B, ...\] with batch size B = 2, got \(\)"),
+    ("integer too large", (torch.tensor([[0, 3]]),), r"input: expected integers from 0 to 2, got 0 to 3"),
+    ("integer below 0", (torch.tensor([[-1, 2]]),), r"input: expected integers from 0 to 2, got -1 to 2"),
+    ("type", (torch.zeros(5, 2, 3),), r"input: expected the cell's type torch.float64, got torch.float32"),
+]
+TYPES: list[tuple[str, tuple[Any, ...], str]] = [
+    ("booleans", (torch.zeros(5, 2, dtype=torch.bool),), r"floating-point or integer values, got torch.bool"),
+    ("complex", (torch.zeros(5, 2, dtype=torch.complex64),), r"floating-point or integer values, got torch.complex64"),
+    ("a list", ([[1.0]],), r"input: expected a Tensor or a PackedSequence, got list"),
+    ("lengths that are floats", (zeros(5, 2, 3), None, [5.0, 5.0]), r"lengths: expected integers, got torch.float32"),
+    ("a state of integers", (zeros(5, 2, 3), zeros(2, 4).long()), r"state: expected floating-point .* got torch.int64"),
+    ("a state of numbers", (zeros(5, 2, 3), 1.0), r"state: expected floating-point tensors .* got float"),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "message"),
+    [
+        *(pytest.param(ValueError, *case[1:], id=case[0]) for case in INPUTS),
+        *(pytest.param(TypeError, *case[1:], id=case[0]) for case in TYPES),
+    ],
+)
+def test_input(error: type[Exception], arguments: tuple[Any, ...], message: str, backend: str) -> None:
+    net = make("gru", backend=backend)
+    with pytest.raises(error, match=message):
+        net(*arguments)
+    with pytest.raises(error, match=message):
+        net.trace(*arguments)
+
+
+def test_lengths_with_a_packed_sequence() -> None:
+    packed = pack_padded_sequence(zeros(5, 2, 3), torch.tensor([5, 4]))
+    with pytest.raises(ValueError, match=r"lengths: expected None with a PackedSequence"):
+        make("gru")(packed, None, [5, 4])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("epsilon", 0.0, r"epsilon: expected a number between 0 and 1, got 0.0"),
+        ("epsilon", 1, r"epsilon: expected a number between 0 and 1, got 1"),
+        ("max_steps", 0, r"max_steps: expected a whole number of at least 1, got 0"),
+        ("max_steps", 2.5, r"max_steps: expected a whole number of at least 1, got 2.5"),
+        ("force_steps", 0, r"force_steps: expected a whole number of at least 1, got 0"),
+        ("output_size", 0, r"output_size: expected a positive number or None, got 0"),
+        ("backend", "fast", r"backend: expected one of 'auto', 'reference', 'compact'.*, got 'fast'"),
+    ],
+)
+def test_options(option: str, value: Any, message: str) -> None:
+    cell = nn.GRUCell(4, 4)
+    options: dict[str, Any] = {"output_size": 1, option: value}
+    with pytest.raises(ValueError, match=message):
+        pt.ACT(cell, **options)
+    if option in ("epsilon", "max_steps", "force_steps"):
+        with pytest.raises(ValueError, match=message):
+            setattr(pt.ACT(cell, 1), option, value)
+    if option in ("epsilon", "max_steps"):
+        with pytest.raises(ValueError, match=message):
+            keywords: dict[str, Any] = {option: value}
+            pt.ponder(lambda x, s, first: (s, s, s[:, 0]), zeros(2, 1), zeros(2, 1), **keywords)
+
+
+class Misbehaving(nn.Module):
+    """A cell that does as told from its second update on; counts its calls."""
+
+    def __init__(self, fault: Any) -> None:
+        super().__init__()
+        self.input_size, self.fault, self.calls = 3, fault, 0
+
+    def forward(self, x: Tensor, state: Any) -> Any:
+        self.calls += 1
+        state = x.new_zeros(len(x), 4) if state is None else state
+        return state if self.calls == 1 else self.fault(state)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        (lambda s: s[:, :2], ValueError, r"changed .* state at update 2: expected Tensor \[5, 4\], got .* \[5, 2\]"),
+        (lambda s: s[:2], ValueError, r"changed .* state at update 2: expected Tensor \[5, 4\], got Tensor \[2, 4\]"),
+        (
+            lambda s: (s, s),
+            ValueError,
+            r"changed .* at update 2: expected Tensor \[5, 4\], got \(Tensor .*, Tensor .*\)",
+        ),
+        (lambda s: [s], ValueError, r"changed .* at update 2: expected Tensor \[5, 4\], got \[Tensor \[5, 4\]\]"),
+        (lambda s: s * float("nan"), RuntimeError, r"got NaN at input step 0, update 2 in 5 of the 5 rows"),
+    ],
+    ids=["size", "rows", "structure", "list", "nan"],
+)
+def test_a_cell_that_changes(fault: Any, error: type[Exception], message: str, backend: str) -> None:
+    cell = Misbehaving(fault)
+    net = pt.ACT(cell, 1, halt_bias=-10.0, backend=backend)
+    cell.calls = 0
+    with pytest.raises(error, match=message):
+        net(torch.zeros(3, 5, 2))
+    assert cell.calls == 2
+
+
+def test_nan_says_where(backend: str) -> None:
+    x = torch.zeros(4, 3, 3, dtype=F64)
+    x[2, 1] = float("nan")
+    with pytest.raises(
+        RuntimeError, match=r"expected numbers from the cell, got NaN at input step 2, update 1 in 1 of"
+    ):
+        make("lstm", backend=backend)(x)
+
+
+class Returns(nn.Module):
+    """A cell that returns what a function makes of its input."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.input_size, self.function = 3, function
+
+    def forward(self, x: Tensor, state: Any) -> Any:
+        return self.function(x)
+
+
+def fail(x: Tensor) -> Tensor:
+    raise KeyError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("cell", "error", "message"),
+    [
+        (fail, TypeError, r"cell: expected a torch.nn.Module, got function"),
+        (
+            nn.Linear(3, 3),
+            TypeError,
+            r"Linear: the size of its state is unknown; give the cell an attribute input_size",
+        ),
+        (nn.LSTM(3, 4), ValueError, r"state: expected tensors \[B, ...\] .* = 2, got \(Tensor \[2, 4\], \(Tensor \[1"),
+        (Returns(lambda x: x.long()), TypeError, r"state: expected floating-point tensors .*, got torch.int64"),
+        (Returns(lambda x: {"a": x}), TypeError, r"visible: expected a state that is .*, got {'a': Tensor \[2, 3\]}"),
+        (Returns(lambda x: x.unsqueeze(2)), ValueError, r"visible: expected a tensor \[B, V\], got shape \[2, 3, 1\]"),
+        (
+            Returns(fail),
+            TypeError,
+            r"Returns: expected a cell called as state = .* \[2, 3\], got KeyError: 'no such thing'",
+        ),
+    ],
+    ids=["no module", "unknown size", "a layer", "integers", "a dict", "3-D", "raises"],
+)
+def test_cells(cell: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        pt.ACT(cell, 1)
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "message"),
+    [
+        (lambda x, s, first: (s, s, s), ValueError, r"h: expected .* \[B\] .*, got torch.float64 \[2, 1\]"),
+        (lambda x, s, first: (s, s, s[:, 0].long()), ValueError, r"h: expected .*, got torch.int64 \[2\]"),
+        (lambda x, s, first: (s[:0], s[:0], s[:0, 0]), ValueError, r"h: expected .* B >= 1, got torch.float64 \[0\]"),
+        (lambda x, s, first: (s, s, s[:, 0] / 0), RuntimeError, r"got NaN at update 1 in 2 of the 2 rows"),
+        (lambda x, s, first: ((s,), s, s[:, 0]), ValueError, r"at update 1: expected Tensor \[2, 1\], got \(Tensor"),
+    ],
+    ids=["rank", "integers", "empty", "nan", "structure"],
+)
+@pytest.mark.parametrize("compact", [False, True])
+def test_ponder(step: Any, error: type[Exception], message: str, compact: bool) -> None:
+    with pytest.raises(error, match=message):
+        pt.ponder(step, zeros(2, 1), zeros(2, 1), compact=compact)
+
+
+def test_what_a_backend_cannot_do_it_says() -> None:
+    net = make("gru", backend="compact")
+    with pytest.raises(RuntimeError, match=r"backend 'compact' .* torch.func transforms"):
+        torch.func.grad(lambda x: net(x).output.sum())(zeros(2, 2, 3))
