@@ -101,11 +101,11 @@ def gradients(net: nn.Module, tree: Any) -> list[Tensor]:
 
 def differentiate(net: pt.ACT, x: Tensor, state: Any = None, lengths: Any = None) -> tuple[Any, dict[str, Any]]:
     """What a network returns, and the gradients of ``weighted`` of it by all that it was made from."""
-    x = x.detach().clone().requires_grad_()
+    x = x.detach().clone().requires_grad_(x.is_floating_point())
     state = None if state is None else tree_map(lambda leaf: leaf.detach().clone().requires_grad_(), state)
     result = net(x, state, lengths)
-    parameters = dict(net.named_parameters())
     states: list[Tensor] = [] if state is None else tree_leaves(state)
-    grads = torch.autograd.grad(weighted(result), [x, *states, *parameters.values()])
-    named = dict(zip(["x", *(f"state{i}" for i in range(len(states))), *parameters], grads, strict=True))
-    return result, named
+    sources = {"x": x} if x.requires_grad else {}
+    sources |= {f"state{i}": leaf for i, leaf in enumerate(states)} | dict(net.named_parameters())
+    grads = torch.autograd.grad(weighted(result), list(sources.values()))
+    return result, dict(zip(sources, grads, strict=True))

@@ -1,15 +1,26 @@
 """The public face: ``ACT``, which wraps a recurrent cell, and ``ponder`` for one step of anything."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
 
 from pondertime import sequences
 from pondertime.backends import BACKENDS, PONDERS, check_backend, resolve
-from pondertime.cells import CellSpec, check_same, check_update, initial_state, is_torch_cell, like_of, visible_size
+from pondertime.cells import (
+    CellSpec,
+    check_same,
+    check_state,
+    check_update,
+    initial_state,
+    is_torch_cell,
+    like_of,
+    visible_size,
+)
 from pondertime.halting import Ponder, State, check_epsilon
 from pondertime.plain import cell_from_plain, plain_from_cell
 from pondertime.reference import Record, Result, check_nan
@@ -190,11 +201,15 @@ class ACT(nn.Module):
         size = getattr(self.cell, "input_size", None) if self.spec.step is None else None
         features = size - 1 if isinstance(size, int) else None
         seqs = sequences.read(x, state, lengths, batch_first=self.batch_first, features=features)
-        expected = self.halt.weight.dtype
-        autocast = torch.is_autocast_enabled(seqs.x.device.type)
-        if is_torch_cell(self.cell) and seqs.x.is_floating_point() and seqs.x.dtype != expected and not autocast:
-            raise ValueError(f"input: expected the cell's type {expected}, got {seqs.x.dtype}")
+        if seqs.x.is_floating_point():
+            self._check_type("input", seqs.x)
         return seqs
+
+    def _check_type(self, name: str, a: Tensor) -> None:
+        """Raise for a type that a cell of torch.nn does not take."""
+        expected = self.halt.weight.dtype
+        if is_torch_cell(self.cell) and a.dtype != expected and not torch.is_autocast_enabled(a.device.type):
+            raise ValueError(f"{name}: expected the cell's type {expected}, got {a.dtype}")
 
     def _run(self, seqs: sequences.Sequences, recorder: Any = None) -> Result:
         state = seqs.state
@@ -204,6 +219,7 @@ class ACT(nn.Module):
                 state = first
             else:
                 check_same(first, state, "state")
+            self._check_type("state", tree_leaves(state)[0])
         return BACKENDS[self.resolve(seqs.x.device)](self, seqs.x, state, seqs.lengths, recorder)
 
     def resolve(self, device: torch.device | str) -> str:
@@ -261,6 +277,8 @@ def ponder(
         if h.dim() != 1 or len(h) == 0 or not h.is_floating_point():
             raise ValueError(f"h: expected halting probabilities [B] with B >= 1, got {h.dtype} {list(h.shape)}")
         check_nan(h, f"update {n}")
+        if tree_leaves(new):
+            check_state(new, len(h))
         if state is not None:
             check_update(state, new, n)
         return new, output, h
@@ -273,6 +291,6 @@ def ponder(
 
 def positive(name: str, value: int) -> int:
     """A number of updates, at least 1."""
-    if not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
         raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
-    return value
+    return operator.index(value)

@@ -43,10 +43,12 @@ def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str
         return f"it runs on a CPU, not on {device.type}"
     if dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(device.type):
         return f"it computes in float32 or float64, not in {dtype} or under autocast"
-    return why_not_compact(net, device)
+    if torch.compiler.is_compiling():
+        return "torch.compile cannot look into it"
+    return why_not_compact(device)
 
 
-def why_not_compact(net: Network, device: torch.device) -> str | None:
+def why_not_compact(device: torch.device) -> str | None:
     """Why rows cannot be dropped in a call, None if they can."""
     if in_transform():
         return "torch.func transforms allow no shapes that change with the data"
@@ -62,7 +64,7 @@ def resolve(net: Network, backend: str, compact: bool, device: torch.device, dty
     """
     reasons = {
         "fused": lambda: why_not_fused(net, device, dtype),
-        "compact": lambda: why_not_compact(net, device) if compact else "compact=False",
+        "compact": lambda: why_not_compact(device) if compact else "compact=False",
     }
     if backend == "auto":
         return next((name for name, reason in reasons.items() if reason() is None), "reference")

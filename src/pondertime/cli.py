@@ -5,8 +5,10 @@ torch is imported by the commands that need it, so help is there at once.
 
 import contextlib
 import io
+import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,9 +17,13 @@ import tyro
 
 from pondertime.config import (
     ConfigError,
-    PresetName,
+    Interrupted,
+    OutOfTime,
+    RunError,
     TrainConfig,
+    check_preset,
     check_task,
+    flag,
     make_config,
     paper_grid,
 )
@@ -26,41 +32,79 @@ Positional = tyro.conf.Positional
 TaskArgument = Annotated[Positional[str], tyro.conf.arg(metavar="TASK")]
 
 
+def number(kind: type[int] | type[float]) -> Any:
+    """How a flag's number is read, so that a wrong one is answered in plain words."""
+    expected = "a whole number" if kind is int else "a number"
+
+    def read(words: list[str]) -> Any:
+        try:
+            return kind(words[0])
+        except ValueError:
+            raise ValueError(f"expected {expected}, got {words[0]!r}") from None
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="N" if kind is int else "X",
+        instance_from_str=read,
+        is_instance=lambda value: value is None or isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def optional(hint: str = "", metavar: str | None = None) -> Any:
+    """A flag that may be left out, with what that means."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
+
+
+Whole = Annotated[int, number(int)]
+PresetWhole = Annotated[int | None, number(int), optional("(default: the preset's)")]
+PresetReal = Annotated[float | None, number(float), optional("(default: the preset's)")]
+OptionalWhole = Annotated[int | None, number(int), optional()]
+OptionalReal = Annotated[float | None, number(float), optional()]
+OptionalPath = Annotated[Path | None, optional(metavar="PATH")]
+PresetName = Annotated[str, tyro.conf.arg(metavar="fast|paper")]
+Device = Annotated[str, tyro.conf.arg(metavar="cpu|cuda|auto")]
+Backend = Annotated[str, tyro.conf.arg(metavar="NAME")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class NetworkFlags:
     """The fields of a preset, and the options of a task; None: the preset's."""
 
     preset: PresetName = "fast"
     """fast: ours, synchronous, minutes. paper: the paper's settings, 16 asynchronous workers."""
-    iterations: int | None = None
+    iterations: PresetWhole = None
     """Updates of one worker."""
-    workers: int | None = None
+    workers: PresetWhole = None
     """Hogwild workers; 1 is synchronous."""
-    learning_rate: float | None = None
+    learning_rate: PresetReal = None
     """Of Adam."""
-    batch_size: int | None = None
-    hidden_size: int | None = None
-    max_steps: int | None = None
+    batch_size: PresetWhole = None
+    """Sequences of an update."""
+    hidden_size: PresetWhole = None
+    """Units of the cell."""
+    max_steps: PresetWhole = None
     """The paper's M: no more updates an input step."""
-    epsilon: float | None = None
-    halt_bias: float | None = None
+    epsilon: PresetReal = None
+    """A step ends when its halting probabilities reach 1 less this."""
+    halt_bias: PresetReal = None
     """Initial bias of the halting unit."""
-    clip: float | None = None
-    """Clip the gradient's norm."""
-    tau_warmup: int | None = None
+    clip: PresetReal = None
+    """Clip the gradient's norm; inf: do not."""
+    tau_warmup: PresetWhole = None
     """Iterations over which tau grows from 0."""
-    log_every: int | None = None
+    log_every: PresetWhole = None
     """Iterations between two lines of metrics."""
-    bits: int | None = None
-    """parity: length of the input."""
-    placement: Literal["prefix", "scatter"] | None = None
-    """parity: which inputs are set."""
-    separation: float | None = None
-    """sort: least distance of two numbers."""
-    data: str | None = None
-    """wikipedia: enwik8, excerpt, or any text file."""
-    length: int | None = None
-    """wikipedia: bytes of a sequence."""
+    bits: OptionalWhole = None
+    """parity: length of the input (64)."""
+    placement: Annotated[str | None, optional(metavar="prefix|scatter")] = None
+    """parity: which inputs are set, the first ones (the default) or any."""
+    separation: OptionalReal = None
+    """sort: least distance of two numbers (0)."""
+    data: Annotated[str | None, optional(metavar="FILE")] = None
+    """wikipedia: enwik8 (the default), excerpt, or any text file."""
+    length: OptionalWhole = None
+    """wikipedia: bytes of a sequence (500)."""
 
     def overrides(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(NetworkFlags) if f.name != "preset"}
@@ -72,23 +116,24 @@ class Train(NetworkFlags):
 
     task: TaskArgument
     """parity, logic, addition, sort or wikipedia."""
-    tau: float | None = None
+    tau: PresetReal = None
     """Time penalty."""
     no_act: bool = False
     """Without ACT: one update an input step."""
-    force_steps: int | None = None
+    force_steps: OptionalWhole = None
     """A fixed number of updates an input step."""
-    seed: int = 1
-    until_error: float | None = None
-    """Stop when the error of an interval falls below this."""
-    max_minutes: float | None = None
+    seed: Whole = 1
+    """Of the weights and the data."""
+    until_error: OptionalReal = None
+    """Stop when the error of an interval falls below this, such as 0.05."""
+    max_minutes: OptionalReal = None
     """Stop after this time, with a checkpoint."""
     runs: Path = Path("runs")
     """Folder of the run folders."""
-    out: Path | None = None
+    out: OptionalPath = None
     """The run folder, if not RUNS/NAME."""
-    device: str = "auto"
-    backend: str = "auto"
+    device: Device = "auto"
+    backend: Backend = "auto"
 
     def config(self) -> TrainConfig:
         return make_config(
@@ -103,11 +148,11 @@ class Train(NetworkFlags):
 
     def run(self) -> None:
         config = self.config()
-        for name in ("until_error", "max_minutes"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"--{name.replace('_', '-')}: expected a positive number, got {value}")
-        device = pick_device(self.device, self.backend)
+        if self.until_error is not None and not 0 < self.until_error <= 1:
+            raise ConfigError(f"--until-error: expected a share between 0 and 1, got {self.until_error}")
+        if self.max_minutes is not None and not self.max_minutes > 0:
+            raise ConfigError(f"--max-minutes: expected a positive number, got {self.max_minutes}")
+        device = pick_device(self.device, self.backend, config.workers)
         from pondertime.runs import RunFolder
         from pondertime.train import train
 
@@ -130,16 +175,16 @@ class Evaluate:
 
     run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """A run folder."""
-    sequences: int | None = None
+    sequences: OptionalWhole = None
     """How many; default 10,000 (wikipedia 200 of 500 characters)."""
-    device: str = "auto"
-    backend: str = "auto"
-    results: Path | None = None
+    device: Device = "auto"
+    backend: Backend = "auto"
+    results: OptionalPath = None
     """Also add the network to the result tables of this folder."""
 
     def run(self) -> None:
-        if self.sequences is not None and self.sequences < 1:
-            raise ConfigError(f"--sequences: expected a number of at least 1, got {self.sequences}")
+        if self.sequences is not None:
+            check_count("sequences", self.sequences)
         device = pick_device(self.device, self.backend)
         from pondertime.evaluate import difficulty_curve, evaluate
         from pondertime.runs import RunFolder, write_json
@@ -171,69 +216,93 @@ class Sweep(NetworkFlags):
 
     task: TaskArgument
     """parity, logic, addition, sort or wikipedia."""
-    taus: str | None = None
-    """Time penalties such as 0.1,0.01; default: the paper's grid."""
-    seeds: int = 20
-    """How many seeds."""
+    taus: Annotated[str | None, optional("(default: the paper's grid)", "X,X,..")] = None
+    """Time penalties such as 0.1,0.01."""
+    seeds: Whole = 20
+    """How many seeds, from 1 on."""
     no_baseline: bool = False
     """Leave out the networks without ACT."""
     engine: Literal["inline"] = "inline"
-    processes: int = 1
+    """Where they are trained: in processes of this machine."""
+    processes: Whole = 1
     """Networks trained at the same time."""
     dry_run: bool = False
     """Only say what would run, and about how long."""
     runs: Path = Path("runs")
+    """Folder of the run folders."""
     results: Path = Path("results")
-    device: str = "auto"
-    backend: str = "auto"
+    """Folder of the result tables."""
+    device: Device = "auto"
+    backend: Backend = "auto"
 
     def run(self) -> None:
         taus = paper_grid(self.task) if self.taus is None else parse_taus(self.taus)
         base = make_config(self.task, self.preset, tau=taus[0], **self.overrides())
-        for name in ("seeds", "processes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name}: expected a number of at least 1, got {getattr(self, name)}")
-        device = pick_device(self.device, self.backend)
+        check_count("seeds", self.seeds)
+        check_count("processes", self.processes)
+        device = pick_device(self.device, self.backend, base.workers)
         from pondertime import sweep
-        from pondertime.runs import RunError
 
+        places = sweep.Places(self.runs, self.results, device, self.backend)
         every = sweep.plan(base, taus, self.seeds, baseline=not self.no_baseline)
-        todo = sweep.unfinished(every, self.results)
+        todo = sweep.unfinished(every, places)
         say(f"{self.task}: {len(every)} networks, {len(every) - len(todo)} done, {len(todo)} to train on {device}")
         if self.dry_run:
-            for config in todo[:5]:
-                say(f"  {config.name}  {config.iterations} iterations")
-            if len(todo) > 5:
-                say(f"  and {len(todo) - 5} more")
-            if todo:
-                one = sweep.estimate(todo[0], device, self.backend)
-                say(f"about {sweep.total_time(one * len(todo) / self.processes)} at the speed of the first updates")
+            self.forecast(todo, device)
             return
-        places = sweep.Places(self.runs, self.results, device, self.backend)
+        try:
+            failed = self.train(todo, places)
+        except KeyboardInterrupt:
+            raise Interrupted("stopped; the same command goes on") from None
+        if failed:
+            raise RunError(f"{len(failed)} of {len(todo)} networks failed, the first {failed[0]}")
+        say(f"results in {self.results}; draw them with: pondertime figures --results {self.results}")
+
+    def train(self, todo: list[TrainConfig], places: Any) -> list[str]:
+        """Train what is left; returns the names of those that failed."""
+        from pondertime import sweep
+
         failed = []
         for i, (config, outcome) in enumerate(sweep.inline(todo, places, self.processes), 1):
             if isinstance(outcome, RunError):
                 failed.append(config.name)
                 say(f"[{i}/{len(todo)}] {config.name}: {outcome}")
             else:
-                say(f"[{i}/{len(todo)}] {config.name}: error {outcome.error:.2%}, ponder {outcome.steps:.2f}")
-        if failed:
-            raise RunError(f"{len(failed)} of {len(todo)} networks failed, the first {failed[0]}")
-        say(f"results in {self.results}; draw them with: pondertime figures --results {self.results}")
+                numbers = (
+                    f"error {outcome.error:.2%}" if outcome.bpc is None else f"{outcome.bpc:.3f} bits per character"
+                )
+                say(f"[{i}/{len(todo)}] {config.name}: {numbers}, ponder {outcome.steps:.2f}")
+        return failed
+
+    def forecast(self, todo: list[TrainConfig], device: str) -> None:
+        """Say what would be trained, and about how long."""
+        from pondertime import sweep
+
+        for config in todo[:5]:
+            say(f"  {config.name}  {config.iterations} iterations")
+        if len(todo) > 5:
+            say(f"  and {len(todo) - 5} more")
+        if todo:
+            one = sweep.estimate(todo[0], device, self.backend)
+            say(f"about {sweep.total_time(one * len(todo) / self.processes)} at the speed of the first updates")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
     """Draw the figures of the paper from stored results, as PNG and SVG."""
 
-    only: str | None = None
+    only: Annotated[str | None, optional(metavar="NAME")] = None
     """Figures whose name starts with this, such as parity or enwik_bar."""
     results: Path = Path("results")
+    """Folder of the result tables."""
     out: Path = Path("figures")
-    preset: PresetName | None = None
-    """Whose results; default: the preset with most networks."""
+    """Where the figures go."""
+    preset: Annotated[str | None, optional("(default: the preset with most networks)", "fast|paper")] = None
+    """Whose results."""
 
     def run(self) -> None:
+        if self.preset is not None:
+            check_preset(self.preset)
         try:
             from pondertime import figures
         except ModuleNotFoundError as error:
@@ -248,10 +317,12 @@ class Figures:
             except figures.MissingResults as error:
                 missing.append(name)
                 say(f"{name}: {error}")
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
             else:
                 say(f"{name}: {self.out / name}.png, .svg")
         if missing:
-            raise ConfigError(f"{len(missing)} of {len(names)} figures have no results yet")
+            raise ConfigError(f"{len(missing)} of {len(names)} figures have no results yet in {self.results}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +330,8 @@ class Data:
     """Fetch, check and unpack the Wikipedia data."""
 
     name: Positional[Literal["enwik8"]] = "enwik8"
-    source: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """Which data."""
+    source: Annotated[Path | None, tyro.conf.arg(name="from", metavar="FILE", help_behavior_hint="")] = None
     """A local copy: plain, .gz, .xz or .zip. Without it the data is downloaded."""
 
     def run(self) -> None:
@@ -278,8 +350,13 @@ def parse_taus(text: str) -> tuple[float, ...]:
     return taus
 
 
-def pick_device(device: str, backend: str) -> str:
-    """The device to run on, checked; ``auto`` is a GPU if there is one."""
+def check_count(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{flag(name)}: expected a number of at least 1, got {value}")
+
+
+def pick_device(device: str, backend: str, workers: int = 1) -> str:
+    """The device to run on, checked; ``auto`` is a GPU if there is one and Hogwild does not need the CPU."""
     import torch
 
     from pondertime.backends import check_backend
@@ -289,7 +366,7 @@ def pick_device(device: str, backend: str) -> str:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if torch.cuda.is_available() and workers == 1 else "cpu"
     try:
         kind = torch.device(device)
     except RuntimeError:
@@ -298,6 +375,10 @@ def pick_device(device: str, backend: str) -> str:
         raise ConfigError(f"--device: expected cpu, cuda or auto, got {device!r}")
     if kind.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device: there is no CUDA device here")
+    if kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device: there is no {device} here, only {torch.cuda.device_count()} CUDA devices")
+    if kind.type == "cuda" and workers > 1:
+        raise ConfigError("--device: the workers of Hogwild share memory on the CPU; use cpu, or --workers 1")
     return device
 
 
@@ -306,7 +387,7 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def waiting(text: str):
+def waiting(text: str) -> Iterator[None]:
     from pondertime.progress import console
 
     with console.status(text):
@@ -352,6 +433,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 def parse(args: list[str]) -> Any:
     """The command that the arguments ask for; a mistake ends in one line."""
+    if args[0] not in COMMANDS and not args[0].startswith("-"):
+        fail(f"unknown command {args[0]!r}: expected one of {', '.join(COMMANDS)}", 2)
     caught = io.StringIO()
     try:
         with contextlib.redirect_stderr(caught):
@@ -364,41 +447,54 @@ def parse(args: list[str]) -> Any:
             )
     except SystemExit as leave:
         if leave.code:
-            words = "".join(c for c in caught.getvalue() if c not in "╭╮╰╯│─")
-            words = " ".join(words.split()).split(" For full helptext")[0].split(" Argument helptext")[0]
-            fail((words or "the command line is wrong") + "; see pondertime --help")
+            command = f"pondertime {args[0]}" if args[0] in COMMANDS else "pondertime"
+            fail(f"{squeeze(caught.getvalue())}; see {command} --help", 2)
         raise
 
 
-def fail(message: str, code: int = 2) -> None:
+def squeeze(box: str) -> str:
+    """What tyro says is wrong, without its box, title and help."""
+    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    parts = [" ".join(part.split()) for part in re.split(r"^─+$", "\n".join(lines), flags=re.MULTILINE)]
+    said = parts[0].removeprefix("Error parsing ").removesuffix(" Expected 1 values.").removesuffix(" (required)")
+    meant = re.findall(r"Perhaps you meant: (--[a-z-]+)", " ".join(parts))
+    return said.removesuffix(".") + "".join(f"; perhaps you meant {name}" for name in meant)
+
+
+def fail(message: str, code: int = 1) -> None:
     """Print one line and leave."""
-    print("error: " + " ".join(str(message).split()), file=sys.stderr)
+    print("error: " + " ".join(message.split()), file=sys.stderr)
     raise SystemExit(code)
 
 
 def main(args: list[str] | None = None) -> None:
+    """Run a command. What a person can mend ends with one line; anything else is a bug and shows its trace."""
     args = sys.argv[1:] if args is None else args
-    action = parse(args or ["--help"])
-    if hasattr(action, "task"):
-        try:
-            check_task(action.task)
-        except ConfigError as error:
-            fail(str(error))
     try:
+        action = parse(args or ["--help"])
+        if hasattr(action, "task"):
+            check_task(action.task)
         action.run()
     except KeyboardInterrupt:
         fail("interrupted", 130)
-    except (ConfigError, RuntimeError, ValueError, OSError) as error:
-        report(error)
+    except Interrupted as stop:
+        print(stop, file=sys.stderr)
+        raise SystemExit(0 if isinstance(stop, OutOfTime) else 130) from None
+    except (ConfigError, RunError) as error:
+        fail(str(error))
+    except BrokenPipeError:
+        # The reader of our output has left; nothing more is to be written to it, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        fail("not enough memory; try a smaller --batch-size, --hidden-size or --length")
 
 
-def report(error: Exception) -> None:
-    """End with one line for what a person can mend; anything else is a bug and shows its trace."""
-    from pondertime.runs import RunError
-    from pondertime.train import Interrupted
-
-    if isinstance(error, Interrupted):
-        fail(str(error), 130)
-    if isinstance(error, (ConfigError, RunError, OSError)):
-        fail(str(error), 1)
-    raise error
+def out_of_memory(error: Exception) -> bool:
+    """Whether torch could not get its memory; on a CPU only the message tells."""
+    words = ("out of memory", "allocate memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)

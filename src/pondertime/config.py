@@ -3,16 +3,28 @@
 Nothing here imports torch: the command line's help is made from this file.
 """
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 TASK_NAMES = ("parity", "logic", "addition", "sort", "wikipedia")
-PresetName = Literal["fast", "paper"]
 
 
 class ConfigError(ValueError):
     """A setting that cannot be used; its message is one line for a person."""
+
+
+class RunError(RuntimeError):
+    """A run or its folder that cannot go on as asked; its message is one line for a person."""
+
+
+class Interrupted(RunError):
+    """Stopped by a person, with a checkpoint to go on from."""
+
+
+class OutOfTime(Interrupted):
+    """Stopped by the clock, as asked for."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +132,24 @@ class TrainConfig:
         names = {f.name for f in fields(TrainConfig)}
         if not isinstance(values, dict) or set(values) != names:
             raise ConfigError(f"{source}: not a run's config (its fields are not those of this version)")
-        return TrainConfig(**values)
+        config = TrainConfig(**values)
+        try:
+            check(config)
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"{source}: not a run's config ({error})") from None
+        return config
 
 
 def check_task(task: str) -> str:
     if task not in TASK_NAMES:
         raise ConfigError(f"unknown task {task!r}: expected one of {', '.join(TASK_NAMES)}")
     return task
+
+
+def check_preset(preset: str) -> str:
+    if preset not in PRESETS:
+        raise ConfigError(f"--preset: expected {' or '.join(PRESETS)}, got {preset!r}")
+    return preset
 
 
 def make_config(
@@ -141,6 +164,7 @@ def make_config(
 ) -> TrainConfig:
     """A task's preset with some of its fields overridden (None: leave it), checked."""
     check_task(task)
+    check_preset(preset)
     base: dict[str, Any] = asdict(PRESETS[preset][task])
     preset_tau = base.pop("tau")
     for name in ("bits", "placement", "separation", "data", "length"):
@@ -162,7 +186,9 @@ def make_config(
 
 
 def check(config: TrainConfig) -> None:
-    """Raise for numbers that no training can use."""
+    """Raise for settings that no training can use."""
+    check_task(config.task)
+    check_preset(config.preset)
     for name in ("iterations", "workers", "batch_size", "hidden_size", "max_steps", "log_every"):
         if getattr(config, name) < 1:
             raise ConfigError(f"{flag(name)}: expected a number of at least 1, got {getattr(config, name)}")
@@ -170,14 +196,18 @@ def check(config: TrainConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{flag(name)}: expected a number of at least 1, got {value}")
-    if config.seed < 0:
-        raise ConfigError(f"--seed: expected 0 or more, got {config.seed}")
+    if config.force_steps is not None and config.force_steps > config.max_steps:
+        raise ConfigError(f"--force-steps: expected at most --max-steps {config.max_steps}, got {config.force_steps}")
+    if not 0 <= config.seed < 2**63:
+        raise ConfigError(f"--seed: expected a number from 0 to 2^63 - 1, got {config.seed}")
     if config.tau is not None and not 0 <= config.tau < float("inf"):
         raise ConfigError(f"--tau: expected a number of at least 0, got {config.tau}")
     if not 0 < config.epsilon < 1:
         raise ConfigError(f"--epsilon: expected a number between 0 and 1, got {config.epsilon}")
     if not 0 < config.learning_rate < float("inf"):
         raise ConfigError(f"--learning-rate: expected a positive number, got {config.learning_rate}")
+    if not math.isfinite(config.halt_bias):
+        raise ConfigError(f"--halt-bias: expected a finite number, got {config.halt_bias}")
     if config.clip is not None and not config.clip > 0:
         raise ConfigError(f"--clip: expected a positive number, got {config.clip}")
     if config.tau_warmup < 0:

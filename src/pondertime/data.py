@@ -15,6 +15,8 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import IO
 
+from pondertime.config import ConfigError
+
 EXCERPT = Path(__file__).parent / "tasks" / "excerpt.txt"
 HOW_TO_GET_IT = "fetch it with `pondertime data enwik8`, or give a local copy with `pondertime data enwik8 --from FILE`"
 ARCHIVES = {b"PK\x03\x04": "zip", b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz"}
@@ -61,7 +63,7 @@ def find(name: str | Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; expected enwik8, excerpt or the path of a text")
     if kind := archive_kind(path):
-        raise ValueError(f"{path}: a {kind} archive; unpack it first")
+        raise ConfigError(f"{path}: a {kind} archive; unpack it first")
     return path
 
 
@@ -98,12 +100,12 @@ def unpack(source: Path, target: Path, dataset: Dataset) -> Path:
             with contents(source, dataset.name) as stream, part.open("wb") as file:
                 size, sha1 = copy(stream, file, dataset.size + 1)
         except DAMAGED as error:
-            raise ValueError(f"{source}: a damaged archive ({error})") from error
+            raise ConfigError(f"{source}: a damaged archive ({error})") from error
         if size != dataset.size:
             found = f"more than {dataset.size:,}" if size > dataset.size else f"{size:,}"
-            raise ValueError(f"{source}: expected {dataset.size:,} bytes of {dataset.name}, got {found}")
+            raise ConfigError(f"{source}: expected {dataset.size:,} bytes of {dataset.name}, got {found}")
         if sha1 != dataset.sha1:
-            raise ValueError(f"{source}: expected {dataset.name} with sha1 {dataset.sha1}, got {sha1}")
+            raise ConfigError(f"{source}: expected {dataset.name} with sha1 {dataset.sha1}, got {sha1}")
         part.replace(target)
     return target
 
@@ -133,7 +135,7 @@ def contents(path: Path, member: str) -> Generator[IO[bytes] | BufferedIOBase]:
     if kind == "zip":
         with zipfile.ZipFile(path) as archive:
             if member not in archive.namelist():
-                raise ValueError(f"{path}: expected {member} in the archive, got {', '.join(archive.namelist()[:5])}")
+                raise ConfigError(f"{path}: expected {member} in the archive, got {', '.join(archive.namelist()[:5])}")
             with archive.open(member) as stream:
                 yield stream
     else:

@@ -13,8 +13,8 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from pondertime.config import TrainConfig
-from pondertime.runs import RunError, build, make_task
+from pondertime.config import RunError, TrainConfig
+from pondertime.runs import build, make_task
 from pondertime.train import Diverged, Learner, Session
 
 POLL_SECONDS = 0.05
@@ -28,11 +28,13 @@ def work(
     moments: dict[str, Tensor],
     counters: Tensor,
     sums: Tensor,
-    stop: Tensor,
+    halt: Tensor,
     fault: Any,
 ) -> None:
     """One worker: its own data and gradients, everybody's weights and moments."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Both are for the main process, which then says when to stop.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
     torch.set_num_threads(1)
     main = multiprocessing.parent_process()
     task = make_task(config)
@@ -44,77 +46,107 @@ def work(
     learner.sums = sums[rank]
     try:
         for i in range(int(counters[rank]), config.iterations):
-            if stop.item() or (i % 20 == 0 and main is not None and not main.is_alive()):
+            if halt.item() or (i % 20 == 0 and main is not None and not main.is_alive()):
                 return
             learner.update(i)
             counters[rank] = i + 1
     except Exception as error:
-        fault.put((rank, type(error) is Diverged, f"{type(error).__name__}: {error}"))
+        diverged = isinstance(error, Diverged)
+        fault.put((rank, diverged, str(error) if diverged else f"{type(error).__name__}: {error}"))
         raise SystemExit(1) from None
 
 
-def loop(session: Session) -> str:
-    """Run the workers, log and checkpoint beside them; returns why it stopped."""
-    config = session.config
-    counters = torch.tensor(session.iterations).share_memory_()
-    sums = torch.zeros(config.workers, len(session.learner.sums), dtype=torch.float64).share_memory_()
-    stop = torch.zeros((), dtype=torch.int64).share_memory_()
-    context: Any = mp.get_context("forkserver")
-    context.set_forkserver_preload(["pondertime.hogwild"])
-    fault = context.SimpleQueue()
-    weights = {k: p.data for k, p in session.network.named_parameters()}
-    shared = (config, session.network.backend, weights, session.moments, counters, sums, stop, fault)
-    workers = [context.Process(target=work, args=(rank, *shared), daemon=True) for rank in range(config.workers)]
-    for process in workers:
-        process.start()
-    try:
-        return watch(session, workers, counters, sums, fault)
-    finally:
-        stop.fill_(1)
-        for process in workers:
+class Crew:
+    """The workers of a run, and what they share with it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, config = session, session.config
+        self.counters = torch.tensor(session.iterations).share_memory_()
+        self.sums = torch.zeros(config.workers, len(session.learner.sums), dtype=torch.float64).share_memory_()
+        self.seen = self.sums.sum(0)
+        self.halt = torch.zeros((), dtype=torch.int64).share_memory_()
+        context: Any = mp.get_context("forkserver")
+        context.set_forkserver_preload(["pondertime.hogwild"])
+        self.fault = context.SimpleQueue()
+        weights = {k: p.data for k, p in session.network.named_parameters()}
+        shared = (weights, session.moments, self.counters, self.sums, self.halt, self.fault)
+        self.workers: list[BaseProcess] = [
+            context.Process(target=work, args=(rank, config, session.network.backend, *shared), daemon=True)
+            for rank in range(config.workers)
+        ]
+
+    def start(self) -> None:
+        for process in self.workers:
+            process.start()
+
+    def stop(self) -> None:
+        """Let every worker end its update and leave."""
+        self.halt.fill_(1)
+        for process in self.workers:
+            if process.pid is None:
+                continue
             process.join(10)
             if process.is_alive():
                 process.kill()
                 process.join()
-        session.iterations = counters.tolist()
+        self.collect()
+
+    def collect(self) -> None:
+        """Take over what the workers have counted; their sums only grow."""
+        self.session.iterations = self.counters.tolist()
+        now = self.sums.sum(0)
+        self.session.learner.sums += now - self.seen
+        self.seen = now
+
+    def death(self) -> RunError | None:
+        """Why a worker ended early, if one did."""
+        codes = {rank: p.exitcode for rank, p in enumerate(self.workers) if p.exitcode}
+        if not codes:
+            return None
+        rank, code = next(iter(codes.items()))
+        why = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if not self.fault.empty():
+            rank, diverged, why = self.fault.get()
+            if diverged:
+                return Diverged(why)
+        return RunError(
+            f"worker {rank} of {len(self.workers)} died ({why}) at iteration "
+            f"{self.session.iterations[rank]}; checkpoint in {self.session.folder.checkpoint}; the same command goes on"
+        )
 
 
-def watch(session: Session, workers: list[BaseProcess], counters: Tensor, sums: Tensor, fault: Any) -> str:
-    """Log and checkpoint until the workers are done."""
-    config, learner = session.config, session.learner
+def loop(session: Session) -> str:
+    """Run the workers, log and checkpoint beside them; returns why it stopped."""
+    crew = Crew(session)
+    try:
+        crew.start()
+        stopped = watch(crew)
+    finally:
+        crew.stop()
+    if isinstance(stopped, Diverged):
+        raise stopped
+    if isinstance(stopped, RunError):
+        session.save()
+        raise stopped
+    return stopped
+
+
+def watch(crew: Crew) -> str | RunError:
+    """Log and checkpoint until the workers are done; returns why it stopped, or what they died of."""
+    session = crew.session
     logged = session.updates
-    # The workers' sums only grow; what has been logged is taken off here.
-    base = learner.sums.clone()
     while True:
-        dead = [(i, p.exitcode) for i, p in enumerate(workers) if p.exitcode]
-        session.iterations = counters.tolist()
-        learner.sums.copy_(base + sums.sum(0))
-        if dead:
-            report_death(session, dead, fault)
-        finished = min(session.iterations) >= config.iterations
-        iteration, stop = session.updates // config.workers, None
-        if session.updates - logged >= config.log_every * config.workers or (finished and session.updates > logged):
+        death = crew.death()
+        crew.collect()
+        if death is not None:
+            return death
+        stop = None
+        if session.updates - logged >= session.config.log_every * session.config.workers:
             logged = session.updates
-            base -= learner.sums
-            stop = session.interval(iteration)
-        stop = stop or ("iterations" if finished else session.between(iteration))
+            stop = session.interval()
+        if min(session.iterations) >= session.config.iterations:
+            return "iterations"
+        stop = stop or session.between()
         if stop:
             return stop
         time.sleep(POLL_SECONDS)
-
-
-def report_death(session: Session, dead: list[tuple[int, int]], fault: Any) -> None:
-    """Raise for a worker that died, with the weights saved if they are any good."""
-    rank, code = dead[0]
-    if not fault.empty():
-        rank, diverged, message = fault.get()
-        if diverged:
-            raise Diverged(message)
-        why = message
-    else:
-        why = f"signal {-code}" if code < 0 else f"exit code {code}"
-    session.save()
-    raise RunError(
-        f"worker {rank} of {session.config.workers} died ({why}) at iteration {session.iterations[rank]}; "
-        f"checkpoint in {session.folder.checkpoint}; the same command goes on"
-    )

@@ -5,29 +5,36 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 console = Console(stderr=True)
+
+
+def plain_lines() -> None:
+    """No live line from now on: several processes share the terminal."""
+    global console
+    console = Console(stderr=True, force_terminal=False)
 
 
 class Reporter:
     """Shows how far a training is, and the newest metrics."""
 
-    def __init__(self, title: str, total: int, *, every: float = 10.0) -> None:
+    def __init__(self, title: str, total: int, *, done: int = 0, every: float = 10.0) -> None:
         self.title, self.total, self.every = title, total, every
         self.live: Progress | None = None
         self.last = time.monotonic() - every + 1
         if console.is_terminal:
+            # On a narrow terminal the note is worth more than the bar, and is what is cut off.
+            bar = [BarColumn(bar_width=20)] if console.width >= 100 else []
             self.live = Progress(
                 TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
+                *bar,
+                TaskProgressColumn(),
                 TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
                 console=console,
-                transient=False,
             )
-            self.task = self.live.add_task(title, total=total, note="")
+            self.task = self.live.add_task(title, total=total, completed=done, note="")
 
     def __enter__(self) -> "Reporter":
         if self.live is not None:
@@ -50,4 +57,4 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """A line of its own, above the live one."""
-        console.print(text, highlight=False, markup=False)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)

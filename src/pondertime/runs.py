@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pondertime.act import ACT
-from pondertime.config import ConfigError, TrainConfig
-from pondertime.tasks import Task, make
+from pondertime.config import ConfigError, RunError, TrainConfig
+from pondertime.tasks import Task, Wikipedia, make
 
 CELLS: dict[str, type[nn.Module]] = {"rnn": nn.RNNCell, "lstm": nn.LSTMCell, "gru": nn.GRUCell}
 
 
-class RunError(RuntimeError):
-    """A run folder that cannot be used as asked; its message is one line for a person."""
-
-
 def make_task(config: TrainConfig) -> Task:
-    return make(config.task, **config.task_options)
+    """The task of a config; a text that is too short for it is found here, not after the training."""
+    try:
+        task = make(config.task, **config.task_options)
+        if isinstance(task, Wikipedia):
+            for split in ("train", "held-out"):
+                task.sample(1, torch.Generator(), split=split)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return task
 
 
 def build(config: TrainConfig, task: Task, *, backend: str = "auto") -> ACT:
@@ -126,30 +129,19 @@ class RunFolder:
         current, old = self.path / "checkpoint", self.path / "checkpoint.old"
         return old if old.exists() and not current.exists() else current
 
-    def open(self, config: TrainConfig) -> TrainConfig:
-        """Make the folder, or check that it holds the same run; returns the config to train by.
-
-        More iterations go on with a finished run; any other change is refused.
-        """
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path}: expected a run folder, but it is a file")
-        self.path.mkdir(parents=True, exist_ok=True)
+    def check(self, config: TrainConfig, *, fewer: bool = False) -> None:
+        """Raise if the folder holds a run of other settings; iterations may grow (``fewer``: or be less)."""
         if not (self.path / "config.json").exists():
-            strange = [p.name for p in self.path.iterdir() if p.name not in ("lock", "config.json.new")]
-            if strange:
-                raise RunError(f"{self.path}: not a run folder, and not empty (it holds {strange[0]})")
-        else:
-            old = self.config()
-            changed = [k for k, v in config.to_json().items() if v != old.to_json()[k] and k != "iterations"]
-            if changed:
-                k = changed[0]
-                raise RunError(
-                    f"{self.path}: this run has {k} = {getattr(old, k)}, asked for {getattr(config, k)}; "
-                    "only --iterations may grow: use another --out, or delete the folder"
-                )
-            config = replace(config, iterations=max(config.iterations, old.iterations))
-        write_json(self.path / "config.json", config.to_json())
-        return config
+            return
+        old = self.config()
+        for name, value in config.to_json().items():
+            before = getattr(old, name)
+            if value == before or (name == "iterations" and (fewer or value > before)):
+                continue
+            raise RunError(
+                f"{self.path}: this run has {name} = {before}, asked for {value}; "
+                "only --iterations may grow: use another folder, or delete this one"
+            )
 
     def config(self) -> TrainConfig:
         path = self.path / "config.json"
@@ -160,9 +152,18 @@ class RunFolder:
         except ConfigError as error:
             raise RunError(str(error)) from None
 
+    def write_config(self, config: TrainConfig) -> None:
+        write_json(self.path / "config.json", config.to_json())
+
     def result(self) -> dict[str, Any] | None:
+        """How the run ended, None before that."""
         path = self.path / "result.json"
-        return read_json(path) if path.exists() else None
+        if not path.exists():
+            return None
+        result = read_json(path)
+        if not isinstance(result, dict) or not {"stopped", "iterations", "updates", "seconds"} <= result.keys():
+            raise RunError(f"{path}: not a run's result; delete it to evaluate the run again")
+        return result
 
     def write_result(self, result: dict[str, Any]) -> None:
         write_json(self.path / "result.json", result)
@@ -173,7 +174,10 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path}: expected a run folder, but it is a file")
         self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / "lock", "w") as file:
+        names = sorted(p.name for p in self.path.iterdir() if p.name not in ("lock", "config.json.new"))
+        if names and "config.json" not in names:
+            raise RunError(f"{self.path}: not a run folder, and not empty (it holds {names[0]})")
+        with open(self.path / "lock", "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -185,8 +189,11 @@ class RunFolder:
         current, old, new = (self.path / name for name in ("checkpoint", "checkpoint.old", "checkpoint.new"))
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
-        for group, values in tensors.items():
-            save_file({k: v.detach().cpu().contiguous() for k, v in values.items()}, new / f"{group}.safetensors")
+        try:
+            for group, values in tensors.items():
+                save_file({k: v.detach().cpu().contiguous() for k, v in values.items()}, new / f"{group}.safetensors")
+        except SafetensorError as error:
+            raise RunError(f"{new}: cannot be written ({error}); the last checkpoint is kept") from None
         write_json(new / "state.json", counters)
         if current.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -202,7 +209,7 @@ class RunFolder:
         try:
             tensors = {f.stem: load_file(f) for f in folder.glob("*.safetensors")}
             counters = read_json(folder / "state.json")
-            if "model" not in tensors or "updates" not in counters:
+            if not {"model", "optimiser"} <= tensors.keys() or not isinstance(counters, dict):
                 raise RunError("a part of it is missing")
         except (SafetensorError, RunError, OSError, ValueError) as error:
             raise RunError(f"{folder}: not a whole checkpoint ({error}); delete the folder to start anew") from None

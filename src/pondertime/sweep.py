@@ -1,21 +1,24 @@
 """The grid of a task, tau x seed: plans it, skips what is done, turns finished runs into result rows."""
 
 import math
+import multiprocessing as mp
 import os
+import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pondertime import results
+from pondertime import progress, results
 from pondertime.act import ACT
-from pondertime.config import TrainConfig
+from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, check
 from pondertime.evaluate import difficulty_curve, generator, traces
-from pondertime.runs import RunError, RunFolder, build, command, commit, make_task
+from pondertime.runs import RunFolder, build, command, commit, make_task
 from pondertime.tasks import Task
 from pondertime.train import Learner, attach_adam, train
 
@@ -37,18 +40,29 @@ def plan(base: TrainConfig, taus: tuple[float, ...], seeds: int, *, baseline: bo
     kinds: list[dict[str, Any]] = [{"tau": tau, "force_steps": None} for tau in taus]
     if baseline:
         kinds.append({"tau": None, "force_steps": 1})
-    return [replace(base, seed=seed, **kind) for seed in range(1, seeds + 1) for kind in kinds]
+    configs = [replace(base, seed=seed, **kind) for seed in range(1, seeds + 1) for kind in kinds]
+    for config in configs:
+        check(config)
+    return configs
 
 
 def key(config: TrainConfig) -> tuple[str, str, float | None, int]:
     return config.preset, config.halting, config.tau, config.seed
 
 
-def unfinished(configs: list[TrainConfig], folder: Path) -> list[TrainConfig]:
-    """The networks that the result tables do not have yet, or with fewer updates."""
-    if not configs:
-        return []
-    done = {row.key: row.updates for row in results.read_rows(folder, configs[0].task)}
+def unfinished(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
+    """The networks that the result tables do not have yet, or with fewer updates.
+
+    The tables tell networks apart by preset, tau and seed only; that what is done has the other settings too
+    is seen from the run folders.
+    """
+    for config in configs:
+        RunFolder(places.runs / config.name).check(config, fewer=True)
+    try:
+        rows = results.read_rows(places.results, configs[0].task)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    done = {row.key: row.updates for row in rows}
     return [c for c in configs if done.get(key(c), 0) < c.iterations * c.workers]
 
 
@@ -97,15 +111,12 @@ def record(
     )
     metrics = folder.metrics()
     curve = {k: [line[k] for line in metrics] for k in ("updates", "error", "target_error", "bpc", "steps")}
-    places.results.mkdir(parents=True, exist_ok=True)
-    results.add_row(
-        places.results,
-        config.task,
-        row,
-        curve,
-        difficulty_curve(network, task, device=places.device),
-        sample_traces(network, task, places.device),
-    )
+    points = difficulty_curve(network, task, device=places.device)
+    traced = sample_traces(network, task, places.device)
+    try:
+        results.add_row(places.results, config.task, row, curve, points, traced)
+    except ValueError as error:
+        raise RunError(f"trained, but the result tables cannot take it: {error}") from None
     return row
 
 
@@ -116,32 +127,84 @@ def sample_traces(network: ACT, task: Task, device: str) -> list[dict[str, Any]]
     return traces(network, task, task.sample(TRACED, generator(device), split="held-out"))  # type: ignore[call-arg]
 
 
-def run_quietly(config: TrainConfig, places: Places, threads: int) -> results.Row:
-    torch.set_num_threads(threads)
-    return run_one(config, places)
+def attempt(config: TrainConfig, places: Places) -> results.Row | RunError:
+    """A network's row, or what is wrong with this network; what stops the whole sweep is raised."""
+    try:
+        return run_one(config, places)
+    except Interrupted:
+        raise
+    except RunError as error:
+        return error
 
 
 def inline(
     configs: list[TrainConfig], places: Places, processes: int
 ) -> Iterator[tuple[TrainConfig, results.Row | RunError]]:
     """Train the networks here, in this process or in several; a network that fails does not stop the rest."""
-    if processes == 1:
-        for config in configs:
-            try:
-                yield config, run_one(config, places)
-            except RunError as error:
-                yield config, error
+    if processes > 1:
+        yield from side_by_side(configs, places, processes)
         return
-    import torch.multiprocessing as mp
+    for config in configs:
+        yield config, attempt(config, places)
 
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    with ProcessPoolExecutor(processes, mp_context=mp.get_context("forkserver")) as pool:
-        futures = {pool.submit(run_quietly, config, places, threads): config for config in configs}
-        for future in as_completed(futures):
-            try:
-                yield futures[future], future.result()
-            except RunError as error:
-                yield futures[future], error
+
+def side_by_side(
+    configs: list[TrainConfig], places: Places, processes: int
+) -> Iterator[tuple[TrainConfig, results.Row | RunError]]:
+    """Train each network in a process of its own, so many at a time."""
+    todo, running = list(reversed(configs)), {}
+    try:
+        while todo or running:
+            while todo and len(running) < processes:
+                config = todo.pop()
+                pipe, process = start(config, places, max(1, (os.cpu_count() or 1) // processes))
+                running[pipe] = config, process
+            for pipe in wait(list(running)):
+                config, process = running.pop(pipe)
+                yield config, receive(pipe, process)
+    finally:
+        # They write their checkpoints and leave.
+        for _, process in running.values():
+            process.terminate()
+        for _, process in running.values():
+            process.join()
+
+
+def start(config: TrainConfig, places: Places, threads: int) -> tuple[Connection, BaseProcess]:
+    """Begin one network; returns where its outcome will come from."""
+    context: Any = mp.get_context("forkserver")
+    context.set_forkserver_preload(["pondertime.sweep"])
+    pipe, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(config, places, threads, theirs))
+    process.start()
+    theirs.close()
+    return pipe, process
+
+
+def work(config: TrainConfig, places: Places, threads: int, pipe: Connection) -> None:
+    """Train one network in a process of its own and send what came of it."""
+    # Ctrl-C reaches every process: a training heeds it, and between trainings the first process does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    progress.plain_lines()
+    try:
+        pipe.send(attempt(config, places))
+    except (ConfigError, RunError, OSError) as error:
+        pipe.send(error)
+
+
+def receive(pipe: Any, process: BaseProcess) -> results.Row | RunError:
+    """What came of a network; what stops the whole sweep is raised."""
+    try:
+        outcome = pipe.recv()
+    except EOFError:
+        process.join()
+        outcome = RunError(f"its process ended early (exit code {process.exitcode}); the same command goes on")
+    pipe.close()
+    process.join()
+    if isinstance(outcome, (ConfigError, Interrupted, OSError)):
+        raise outcome
+    return outcome
 
 
 def total_time(seconds: float) -> str:

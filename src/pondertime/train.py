@@ -10,27 +10,35 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pondertime.act import ACT
-from pondertime.config import TrainConfig
+from pondertime.config import Interrupted, OutOfTime, RunError, TrainConfig
 from pondertime.evaluate import evaluate
 from pondertime.progress import Reporter
-from pondertime.runs import RunError, RunFolder, build, environment, load_weights, make_task, write_json
+from pondertime.runs import RunFolder, build, environment, load_weights, make_task, write_json
 from pondertime.tasks import Batch, Task
 
-MEASURE_EVERY = 10  # iterations
+MEASURE_EVERY = 10  # iterations, or every interval if that is shorter
 SUMS = ("sequences", "loss", "task_loss", "error", "target_error", "targets", "inputs", "rho")
 
 
 class Diverged(RunError):
-    """The loss is not finite."""
+    """The loss is not finite; the last good checkpoint is kept."""
+
+    @classmethod
+    def at(cls, i: int) -> "Diverged":
+        return cls(
+            f"the loss is not finite at iteration {i}; the last good checkpoint is kept. Try, in another folder, "
+            "a lower --learning-rate, --clip 1, a higher --tau or a lower --max-steps"
+        )
 
 
 class Batches:
@@ -65,20 +73,26 @@ class Learner:
     def update(self, i: int) -> None:
         """Training update i: forward, backward, Adam."""
         config, batch = self.config, self.batches[i]
-        output, _, ponder = self.network(batch.input, lengths=batch.lengths)
+        try:
+            output, _, ponder = self.network(batch.input, lengths=batch.lengths)
+        except RuntimeError as error:
+            # How every backend says that the cell gave no numbers.
+            if "got NaN" not in str(error):
+                raise
+            raise Diverged.at(i) from None
         task_loss = self.task.loss(output, batch)
         warm = min(1.0, (i + 1) / config.tau_warmup) if config.tau_warmup else 1.0
         cost = 0.0 if config.tau is None else config.tau * warm * ponder.cost
         loss = task_loss + cost
         mean = loss.mean()
         if mean.device.type == "cpu" and not math.isfinite(mean.item()):
-            raise Diverged(diverged_message(i))
+            raise Diverged.at(i)
         self.optimiser.zero_grad()
         mean.backward()
         if config.clip is not None:
             nn.utils.clip_grad_norm_(self.network.parameters(), config.clip)
         self.optimiser.step()
-        if i % MEASURE_EVERY == 0:
+        if i % min(MEASURE_EVERY, config.log_every) == 0:
             self.measure(batch, output.detach(), loss.detach(), task_loss.detach(), ponder)
 
     @torch.no_grad()
@@ -98,13 +112,6 @@ class Learner:
         self.sums[0] += len(loss)
         self.sums[1 : len(SUMS)] += torch.stack([c.to(self.sums.dtype) for c in columns])
         self.sums[len(SUMS) :] += counts[: self.config.max_steps + 1]
-
-
-def diverged_message(i: int) -> str:
-    return (
-        f"the loss is not finite at iteration {i}; the last good checkpoint is kept. "
-        "Try a lower --learning-rate, --clip 1, a higher --tau or a lower --max-steps"
-    )
 
 
 def attach_adam(learner: Learner, saved: dict[str, Tensor] | None = None, *, share: bool = False) -> dict[str, Tensor]:
@@ -155,53 +162,63 @@ class Session:
     """A training under way: the folder, the counters, the log."""
 
     def __init__(self, config: TrainConfig, folder: RunFolder, device: str, backend: str, limits: Limits) -> None:
-        self.config = folder.open(config)
-        self.folder, self.device = folder, device
-        self.task = make_task(self.config)
-        self.network = build(self.config, self.task, backend=backend).to(device)
-        write_json(folder.path / "env.json", environment(device, self.network.resolve(device)))
-        self.learner = Learner(self.config, self.task, self.network, device)
-        self.iterations = [0] * self.config.workers
+        self.config, self.folder, self.device, self.limits = config, folder, device, limits
+        self.task = make_task(config)
+        self.network = build(config, self.task, backend=backend).to(device)
+        environment_now = environment(device, self.network.resolve(device))
+        self.learner = Learner(config, self.task, self.network, device)
+        self.iterations = [0] * config.workers
         self.seconds, self.warned, self.stuck = 0.0, False, 0
-        saved = folder.load()
-        shared = self.config.workers > 1
+        metrics_bytes = self.restore()
+        folder.write_config(config)
+        write_json(folder.path / "env.json", environment_now)
+        self.log_file = open_log(folder.path / "metrics.jsonl", metrics_bytes)
+        self.started = self.saved = self.shown = time.monotonic()
+        self.first, self.text = self.updates, ""
+        self.reporter = Reporter(config.name, config.iterations, done=self.iteration)
+
+    def restore(self) -> int:
+        """Take up the checkpoint, if there is one; returns how long the log was then."""
+        saved, shared = self.folder.load(), self.config.workers > 1
         if shared:
             self.network.share_memory()
         if saved is None:
             self.moments = attach_adam(self.learner, share=shared)
-            metrics_bytes = 0
-        else:
-            tensors, counters = saved
-            load_weights(self.network, tensors["model"], folder.checkpoint)
-            try:
-                self.moments = attach_adam(self.learner, tensors["optimiser"], share=shared)
-                self.iterations, self.seconds = counters["iterations"], counters["seconds"]
-                self.learner.sums.copy_(torch.tensor(counters["sums"], dtype=torch.float64))
-                metrics_bytes = counters["metrics_bytes"]
-            except (KeyError, RuntimeError) as error:
-                raise RunError(f"{folder.checkpoint}: does not fit the run's config ({error})") from None
-        self.log_file = open(folder.path / "metrics.jsonl", "a")  # noqa: SIM115
-        self.log_file.truncate(metrics_bytes)
-        self.started = self.saved = self.shown = time.monotonic()
-        self.first, self.text = self.updates, ""
-        self.reporter = Reporter(self.config.name, self.config.iterations)
-        self.limits = limits
+            return 0
+        tensors, counters = saved
+        load_weights(self.network, tensors["model"], self.folder.checkpoint)
+        try:
+            self.moments = attach_adam(self.learner, tensors["optimiser"], share=shared)
+            self.learner.sums.copy_(torch.tensor(counters["sums"], dtype=torch.float64))
+            self.iterations = [int(i) for i in counters["iterations"]]
+            self.seconds = float(counters["seconds"])
+            return int(counters["metrics_bytes"])
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise RunError(f"{self.folder.checkpoint}: does not fit the run's config ({error})") from None
+
+    def close(self) -> None:
+        self.log_file.close()
 
     @property
     def updates(self) -> int:
         return sum(self.iterations)
 
     @property
+    def iteration(self) -> int:
+        """Iterations made: those of the one worker, or of the mean one."""
+        return self.updates // self.config.workers
+
+    @property
     def elapsed(self) -> float:
         return self.seconds + time.monotonic() - self.started
 
-    def finite(self) -> bool:
-        return all(bool(p.isfinite().all()) for p in self.network.parameters())
-
     def save(self) -> None:
-        """Write a checkpoint; one with weights that are not finite would be of no use."""
-        if not self.finite():
-            raise Diverged(diverged_message(max(self.iterations)))
+        """Write a checkpoint; one with numbers that are not finite would be of no use."""
+        groups = {"model": self.network.state_dict(), "optimiser": self.moments}
+        # Copies: the workers of Hogwild go on while this looks and writes.
+        tensors = {name: {k: v.detach().clone() for k, v in group.items()} for name, group in groups.items()}
+        if not all(bool(v.isfinite().all()) for group in tensors.values() for v in group.values()):
+            raise Diverged.at(self.iteration)
         self.log_file.flush()
         os.fsync(self.log_file.fileno())
         counters = {
@@ -211,13 +228,21 @@ class Session:
             "sums": self.learner.sums.tolist(),
             "metrics_bytes": self.log_file.tell(),
         }
-        self.folder.save({"model": self.network.state_dict(), "optimiser": self.moments}, counters)
+        self.folder.save(tensors, counters)
+        self.saved = time.monotonic()
 
-    def log(self, iteration: int) -> dict[str, Any]:
+    def finish(self) -> None:
+        """Save, then log what is left of an interval: a line that a run with more iterations cuts off again."""
+        self.save()
+        if self.learner.sums[0] > 0:
+            self.log()
+        self.reporter.update(self.iteration, self.text)
+
+    def log(self) -> dict[str, Any]:
         """Write one line of metrics and start the next interval."""
         metrics = summary(self.learner.sums.tolist())
         counts: dict[int, int] = metrics["histogram"]
-        line: dict[str, Any] = {"iterations": iteration, "updates": self.updates, **metrics}
+        line: dict[str, Any] = {"iterations": self.iteration, "updates": self.updates, **metrics}
         line["at_max"] = counts.get(self.config.max_steps, 0) / max(sum(counts.values()), 1)
         line["seconds"] = round(self.elapsed, 2)
         self.learner.sums.zero_()
@@ -225,11 +250,11 @@ class Session:
         self.log_file.flush()
         return line
 
-    def interval(self, iteration: int) -> str | None:
+    def interval(self) -> str | None:
         """Log an interval and heed what it says; returns why to stop, if so."""
-        line = self.log(iteration)
+        line = self.log()
         if not math.isfinite(line["loss"]):
-            raise Diverged(diverged_message(iteration))
+            raise Diverged.at(self.iteration)
         rate = (self.updates - self.first) / (time.monotonic() - self.started)
         self.text = f"loss {line['loss']:.3f}  error {line['error']:.1%}  ponder {line['steps']:.2f}  {rate:.0f}/s"
         warning = self.warning(line)
@@ -238,15 +263,14 @@ class Session:
         until = self.limits.until_error
         return "until_error" if until is not None and line["error"] < until else None
 
-    def between(self, iteration: int) -> str | None:
+    def between(self) -> str | None:
         """Show progress, write a checkpoint when it is time; returns why to stop, if so."""
         now = time.monotonic()
         if now - self.shown > 0.1:
             self.shown = now
-            self.reporter.update(iteration, self.text)
+            self.reporter.update(self.iteration, self.text)
         if now - self.saved > self.limits.checkpoint_seconds:
             self.save()
-            self.saved = time.monotonic()
         if self.limits.asked():
             return "asked"
         return "max_minutes" if now > self.limits.deadline else None
@@ -285,8 +309,14 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             signal.signal(s, handler)
 
 
-class Interrupted(RunError):
-    """Stopped by a person or a clock, with a checkpoint."""
+def open_log(path: Path, size: int) -> TextIO:
+    """The metrics of a run, cut back to the size they had at its checkpoint."""
+    file = open(path, "a")  # noqa: SIM115
+    if file.tell() < size:
+        file.close()
+        raise RunError(f"{path}: shorter than at the last checkpoint; delete the run folder to start anew")
+    file.truncate(size)
+    return file
 
 
 def train(
@@ -304,26 +334,19 @@ def train(
     Raises :class:`Interrupted` when stopped early, with a checkpoint to go on from.
     """
     with folder.locked(), interruptible() as asked:
+        folder.check(config)
+        done = folder.result()
+        if done is not None and is_enough(done, config.iterations, until_error):
+            return done
         deadline = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
         limits = Limits(asked, deadline, until_error, checkpoint_seconds)
-        session = Session(config, folder, device, backend, limits)
-        config = session.config
-        done = folder.result()
-        if done is not None and done["asked"] >= config.iterations:
-            return done
-        with session.reporter as reporter:
-            stopped = hogwild_loop(session) if config.workers > 1 else synchronous_loop(session)
-            session.save()
-            if stopped in ("asked", "max_minutes"):
-                why = "stopped" if stopped == "asked" else f"{max_minutes:g} minutes are over"
-                raise Interrupted(
-                    f"{why} at iteration {min(session.iterations)}; checkpoint in {folder.checkpoint}; "
-                    "the same command goes on"
-                )
-            reporter.say(f"{config.name}: trained in {session.elapsed:.0f} s; evaluating")
+        with closing(Session(config, folder, device, backend, limits)) as session:
+            with session.reporter as reporter:
+                stopped = run(session)
+                reporter.say(f"{config.name}: trained in {session.elapsed:.0f} s; evaluating")
             result = {
                 "stopped": stopped,
-                "asked": config.iterations,
+                "until_error": until_error if stopped == "until_error" else None,
                 "iterations": min(session.iterations),
                 "updates": session.updates,
                 "seconds": round(session.elapsed, 2),
@@ -331,6 +354,29 @@ def train(
             }
         folder.write_result(result)
         return result
+
+
+def is_enough(result: dict[str, Any], iterations: int, until_error: float | None) -> bool:
+    """Whether a run need not go on: it made its iterations, or stopped at an error no higher than asked for."""
+    if result["iterations"] >= iterations:
+        return True
+    return until_error is not None and result["stopped"] == "until_error" and result["until_error"] <= until_error
+
+
+def run(session: Session) -> str:
+    """Train to the end and save; returns what the end was."""
+    # The first checkpoint, so that there is always one to go back to.
+    if session.updates == 0:
+        session.save()
+    stopped = hogwild_loop(session) if session.config.workers > 1 else synchronous_loop(session)
+    if stopped in ("iterations", "until_error"):
+        session.finish()
+        return stopped
+    session.save()
+    where = f"at iteration {session.iteration}; checkpoint in {session.folder.checkpoint}; the same command goes on"
+    if stopped == "asked":
+        raise Interrupted(f"stopped {where}")
+    raise OutOfTime(f"stopped by --max-minutes {where}")
 
 
 def hogwild_loop(session: Session) -> str:
@@ -345,8 +391,8 @@ def synchronous_loop(session: Session) -> str:
     for i in range(session.iterations[0], config.iterations):
         session.learner.update(i)
         session.iterations[0] = i + 1
-        stop = session.interval(i + 1) if (i + 1) % config.log_every == 0 else None
-        stop = stop or session.between(i + 1)
+        stop = session.interval() if (i + 1) % config.log_every == 0 else None
+        stop = stop or session.between()
         if stop:
             return stop
     return "iterations"

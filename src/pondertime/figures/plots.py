@@ -30,8 +30,8 @@ def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
         runs_and_mean(left, group, [lines[row.key] for row in group.rows if row.key in lines], crowd=len(lines) > CROWD)
     left.set_xlabel("iterations")
     left.xaxis.set_major_formatter(FuncFormatter(style.short))
-    left.xaxis.set_major_locator(MaxNLocator(5))
-    left.set_xlim(0, max(line[-1, 0] for line in lines.values()) or 1)
+    left.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    left.set_xlim(0, 1.02 * max(line[-1, 0] for line in lines.values()) or 1)
     left.set_ylabel("bits per character" if task == "wikipedia" else "sequence error rate")
     if task == "wikipedia":
         _zoom(left, list(lines.values()))
@@ -69,6 +69,7 @@ def runs_and_mean(axes: Axes, group: Group, lines: list[np.ndarray], *, crowd: b
         linestyle=style.line_style(tau),
         linewidth=width,
         marker="o" if len(mean) == 1 else "",
+        markersize=4,
         zorder=4 if tau is None else 3,
     )
     axes.autoscale_view()

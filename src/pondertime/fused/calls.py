@@ -32,7 +32,8 @@ class Step(NamedTuple):
     tanh_c: Tensor | None
     prob: Tensor
     weight: Tensor  # p
-    going: Tensor | None  # places of the rows that went on; None: all of them
+    going: Tensor | None  # [E m] which rows went on; None: all of them
+    kept: Tensor | None  # the places of the next update's rows among these; None: the same rows
 
 
 class Run:
@@ -174,9 +175,9 @@ class Run:
                     _ = whole.addcmul_(column, part) if rows is None else whole.index_add_(0, rows, column * part)
             kept, still = self.choose(going)
             full = len(kept) == len(h) and still is None
-            step = Step(n, rows, alive, h0, c0, gates, h, c, tanh_c, prob, weight, None if full else kept)
             if self.keep:
-                self.steps[t].append(step)
+                after = (None, None) if full else (going, kept)
+                self.steps[t].append(Step(n, rows, alive, h0, c0, gates, h, c, tanh_c, prob, weight, *after))
             if full:
                 total = total + prob
                 continue
@@ -251,7 +252,7 @@ class Gradients:
         while steps:
             s = steps.pop()
             g, gc = (G, Gc) if s.rows is None else (G[s.rows], None if Gc is None else Gc[s.rows])
-            if s.going is not None:
+            if s.kept is not None:
                 D, Dc = self.back(s, D, Dc)
             assert D is not None
             dot = torch.linalg.vecdot(g, s.h)
@@ -264,15 +265,19 @@ class Gradients:
                 self.by_halt(d_logit, s.h)
             dc = None if gc is None or Dc is None else torch.addcmul(Dc, s.weight.unsqueeze(1), gc)
             direct, Dc, d_x = self.by_gates(s, dh, dc)
-            if s.alive is not None:
-                mask = s.alive.unsqueeze(1)
+            mask = None if s.alive is None else s.alive.unsqueeze(1)
+            if mask is not None:
                 s.gates.mul_(mask)
                 d_x = d_x * mask
             _ = d_xw.add_(d_x) if s.rows is None else d_xw.index_add_(0, s.rows, d_x)
+            if self.bias_n is not None:
+                self.bias_n += s.gates[:, 2 * run.H : 3 * run.H].reshape(run.E, -1, run.H).sum(1)
             if s.n == 1:
                 self.flag += d_x.view(run.E, -1, d_x.shape[1]).sum(1)
             P = run.inputs.weight.shape[1]
             D = run.product(s.gates[:, :P], run.inputs.weight, direct)
+            if mask is not None:
+                D, Dc = D * mask, None if Dc is None else Dc * mask
             self.by_weight(s.gates[:, :P], s.h0)
         self.xw[:, t] = d_xw.view(run.E, -1, d_xw.shape[1])
         assert D is not None
@@ -280,14 +285,14 @@ class Gradients:
 
     def back(self, s: Step, D: Tensor | None, Dc: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Derivatives of the rows that went on, among all rows of the update; zeros for those that ended."""
-        assert s.going is not None
+        assert s.kept is not None
         whole = torch.zeros_like(s.h)
         whole_c = None if s.c is None else torch.zeros_like(s.c)
-        if D is not None and len(s.going):
+        if D is not None and len(s.kept):
             # Rows that fill up have derivatives of zero, so adding them to any row is harmless.
-            whole.index_add_(0, s.going, D)
+            whole.index_add_(0, s.kept, D)
             if whole_c is not None and Dc is not None:
-                whole_c.index_add_(0, s.going, Dc)
+                whole_c.index_add_(0, s.kept, Dc)
         return whole, whole_c
 
     def by_logit(self, s: Step, dot: Tensor, end_dot: Tensor, d_remainder: Tensor) -> Tensor | None:
@@ -295,16 +300,14 @@ class Gradients:
         if self.run.rules.force_steps is not None:
             return None
         rows = slice(None) if s.rows is None else s.rows
-        going = None
-        if s.going is not None:
-            going = torch.zeros_like(s.prob, dtype=torch.bool).index_fill_(0, s.going, True)
-            ended = ~going if s.alive is None else ~going & s.alive
+        if s.going is not None and s.kept is not None:
+            ended = ~s.going if s.alive is None else ~s.going & s.alive
             places = ended.nonzero().squeeze(1)
             end_dot[places if s.rows is None else s.rows[places]] = dot[places]
-            if len(s.going) == 0:
+            if len(s.kept) == 0:
                 return None
         d = (dot - end_dot[rows] - d_remainder[rows]) * s.prob * (1 - s.prob)
-        return d if going is None else torch.where(going, d, 0)
+        return d if s.going is None else torch.where(s.going, d, 0)
 
     def by_gates(self, s: Step, dh: Tensor, dc: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Turn the gates' activations into derivatives; returns the direct parts by h0, c0, and the one by W_x x."""
@@ -330,8 +333,6 @@ class Gradients:
             r.copy_(dr)
             z.copy_(dz)
             v.copy_(dv)
-            assert self.bias_n is not None
-            self.bias_n += q.reshape(self.run.E, -1, q.shape[1]).sum(1)
             return direct, None, torch.cat([dr, dz, dv], 1)
         if kind is RNN_TANH:
             tanh_backward(dh, s.gates, grad_input=s.gates)

@@ -36,22 +36,24 @@ class Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rules: Rules, plain: bool, keep: bool, *tensors: Any):
         run = make_run(Inputs(*tensors), rules, plain=plain, keep=keep)
-        ctx.run = run
+        ctx.run, ctx.options = run, (rules, plain)
+        ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(run.out.steps)
         return tuple(run.out)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Any):
+    def backward(ctx: Any, *grads: Any):  # type: ignore[override]
         d_mean, d_h, d_c, _, d_remainder = grads
+        tensors = ctx.saved_tensors
         if ctx.run is None:
-            raise RuntimeError("the fused path keeps nothing for a second backward pass: use backend='reference'")
+            # The tape was used up by a backward pass that kept the graph: make it again.
+            rules, plain = ctx.options
+            ctx.run = make_run(Inputs(*tensors), rules, plain=plain, keep=True)
         run, ctx.run = ctx.run, None
         return None, None, None, *run.backward(d_mean, d_h, d_c, d_remainder)
 
 
-# A compiler cannot look into the loop: it breaks its graph here.
-@torch.compiler.disable
 def fused_networks(inputs: Inputs, rules: Rules, *, plain: bool = False) -> Outputs:
     """E networks at once; differentiable where any input asks for it."""
     keep = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in inputs)
@@ -71,7 +73,7 @@ def project(cell, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         bias_n = flag.new_zeros(cell.hidden_size)
     if x.is_floating_point():
         return F.linear(x, weight, bias), flag, bias_n
-    xw = F.embedding(x, weight.t())
+    xw = F.embedding(x.long(), weight.t())
     return xw if bias is None else xw + bias, flag, bias_n
 
 

@@ -334,9 +334,14 @@ static REAL NAME(backward_row)(const Loop *a, REAL *restrict g, const REAL *rest
   return d_logit;
 }
 
-/* Run E networks, each on a thread of its own where there are several; statuses come back in status. */
+/* Run E networks, each on one thread where there are several; statuses come back in status. One network must not
+   be inside a parallel region, not even of one thread: libgomp would make new threads for every region in it. */
 void NAME(forward_all)(Loop **loops, int32_t *status, int E, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (E > 1)
+  if (E == 1) {
+    status[0] = NAME(forward)(loops[0]);
+    return;
+  }
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (int e = 0; e < E; e++)
     if (status[e] == TAPE_FULL) status[e] = NAME(forward)(loops[e]);
 }
@@ -398,7 +403,11 @@ static void NAME(backward)(Loop *a) {
 }
 
 void NAME(backward_all)(Loop **loops, int E, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (E > 1)
+  if (E == 1) {
+    NAME(backward)(loops[0]);
+    return;
+  }
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (int e = 0; e < E; e++) NAME(backward)(loops[e]);
 }
 

@@ -1,0 +1,5 @@
+"""Many networks of one shape trained at once."""
+
+from pondertime.ensemble.stack import Ensemble
+
+__all__ = ["Ensemble"]

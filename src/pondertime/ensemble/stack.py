@@ -1,0 +1,99 @@
+"""E networks of one shape with their weights stacked, run at once."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pondertime.act import ACT
+from pondertime.backends import why_not_fused
+from pondertime.fused.common import GRU, Inputs, Rules, kind_of
+from pondertime.fused.function import fused_networks
+from pondertime.halting import Ponder
+
+
+class Ensemble(nn.Module):
+    """E ACT networks around a cell of ``torch.nn``, independent of each other, as one module.
+
+    Parameters are those of the networks with an axis E in front, by the same names; every result has E before
+    its batch axis. The gradient of a sum of losses is each network's own.
+    """
+
+    def __init__(self, networks: list[ACT], *, plain: bool = False) -> None:
+        super().__init__()
+        first = networks[0]
+        reason = why_not_fused(first, first.halt.weight.device, first.halt.weight.dtype)
+        if reason is not None:
+            raise ValueError(f"these networks cannot be stacked: {reason}")
+        self.template = [first]  # in a list: its weights are not ours
+        self.plain = plain
+        states = [network.state_dict() for network in networks]
+        if any({k: v.shape for k, v in s.items()} != {k: v.shape for k, v in states[0].items()} for s in states):
+            raise ValueError("networks of an ensemble must have the same shape")
+        for name in states[0]:
+            stacked = torch.stack([s[name] for s in states])
+            self.register_parameter(name.replace(".", "_"), nn.Parameter(stacked))
+
+    def weights(self, name: str) -> Tensor:
+        return getattr(self, name.replace(".", "_"))
+
+    def __len__(self) -> int:
+        return len(self.weights("halt.bias"))
+
+    def member(self, e: int) -> ACT:
+        """Network e by itself, with a copy of its weights."""
+        import copy
+
+        network = copy.deepcopy(self.template[0])
+        network.load_state_dict({name: self.weights(name)[e].detach().cpu() for name in network.state_dict()})
+        return network
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Ponder]:
+        """Inputs ``[T, E, B, I]`` (or int ``[T, E, B]``), lengths ``[E, B]``; outputs ``[T, E, B, O]``."""
+        net, E = self.template[0], len(self)
+        kind = kind_of(net.cell)
+        xw, bias_n = self.project(x)
+        if lengths is not None and int(lengths.min()) == len(x):
+            lengths = None
+        zeros = xw.new_zeros(E, x.shape[2], net.cell.hidden_size)
+        inputs = Inputs(
+            xw,
+            self.weights("cell.weight_ih")[:, :, -1],
+            self.weights("cell.weight_hh"),
+            bias_n,
+            self.weights("halt.weight").squeeze(1),
+            self.weights("halt.bias").squeeze(1),
+            zeros,
+            zeros if kind.leaves == 2 else None,
+        )
+        rules = Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths)
+        out = fused_networks(inputs, rules, plain=self.plain)
+        steps, remainder = out.steps.transpose(0, 1), out.remainder.transpose(0, 1)
+        rho = steps + remainder
+        y = out.mean
+        if net.output is not None:
+            weight, bias = self.weights("output.weight"), self.weights("output.bias")
+            y = torch.baddbmm(bias.unsqueeze(1), y.flatten(1, 2), weight.transpose(1, 2)).view(*y.shape[:3], -1)
+        return y.transpose(0, 1), Ponder(steps, remainder, rho, rho.sum(0))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """W_x x_t + b of every network, ``[E, T, B, X]``, and the bias that stays inside a GRU."""
+        cell: Any = self.template[0].cell
+        T, E, B = x.shape[:3]
+        weight = self.weights("cell.weight_ih")[:, :, :-1]
+        bias, bias_n = weight.new_zeros(E, 1), None
+        if cell.bias:
+            b_ih, b_hh = self.weights("cell.bias_ih"), self.weights("cell.bias_hh")
+            bias = b_ih + b_hh
+            if kind_of(cell) is GRU:
+                H = cell.hidden_size
+                bias = torch.cat([bias[:, : 2 * H], b_ih[:, 2 * H :]], 1)
+                bias_n = b_hh[:, 2 * H :]
+        elif kind_of(cell) is GRU:
+            bias_n = weight.new_zeros(E, cell.hidden_size)
+        if not x.is_floating_point():
+            x = F.one_hot(x, weight.shape[2]).to(weight.dtype)
+        rows = x.transpose(0, 1).reshape(E, T * B, -1)
+        xw = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
+        return xw.view(E, T, B, -1), bias_n

@@ -1,0 +1,183 @@
+"""The fused paths, in C and in plain calls, against the reference: values, N, R and every gradient.
+
+N jumps with rounding: in float32 h is kept away from 1 - epsilon, and flips are counted.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import pondertime as pt
+from compare import assert_same
+from pondertime.fused import native
+from zoo import differentiate, make, random_state
+
+KINDS = ["rnn_tanh", "rnn_relu", "gru", "lstm"]
+PATHS = ["fused", "fused-calls"]
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest) -> str:
+    if request.param == "fused" and isinstance(native.library(), str):
+        pytest.skip(f"no C loop: {native.library()}")
+    return request.param
+
+
+def everything(net: pt.ACT, backend: str, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Any, Any]:
+    """All values and gradients of a network by one backend."""
+    net.backend = backend
+    result, gradients = differentiate(net, x, state, lengths)
+    return (result.output, result.state, *result.ponder), gradients
+
+
+def assert_equals_reference(net: pt.ACT, path: str, x: Tensor, state: Any, lengths: Tensor | None) -> None:
+    """Assert equality to the tolerance of the network's type; gradients come from a poisoned tape."""
+    expected = everything(net, "reference", x, state, lengths)
+    dtype = net.halt.weight.dtype
+    assert_same(everything(net, path, x, state, lengths), expected, dtype)
+    with torch.no_grad():
+        assert_same(net(x, state, lengths).output, expected[0][0], dtype)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh buffers are full of NaN, so that one left unwritten shows."""
+    empty = torch.empty
+
+    def filled(*shape: Any, **options: Any) -> Tensor:
+        a = empty(*shape, **options)
+        return a.fill_(float("nan")) if a.is_floating_point() else a.fill_(-(2**30))
+
+    monkeypatch.setattr(torch, "empty", filled)
+    monkeypatch.setattr("pondertime.fused.function._rows", {})
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_reference_on_any_shape(kind: str, data: st.DataObject) -> None:
+    T, B, inputs, H = (data.draw(st.integers(1, high), label) for label, high in zip("TBIH", (5, 7, 4, 9), strict=True))
+    net = make(
+        kind,
+        inputs,
+        H,
+        max_steps=data.draw(st.sampled_from([1, 2, 4, 30]), "M"),
+        epsilon=data.draw(st.sampled_from([0.01, 0.2]), "epsilon"),
+        halt_bias=data.draw(st.floats(-4, 4), "bias"),
+        force_steps=data.draw(st.sampled_from([None, None, 1, 3]), "force"),
+    )
+    x = torch.randn(T, B, inputs, dtype=torch.float64)
+    lengths = data.draw(st.none() | st.lists(st.integers(1, T), min_size=B, max_size=B), "lengths")
+    for path in PATHS:
+        assert_equals_reference(
+            net, path, x, random_state(kind, B, H), None if lengths is None else torch.tensor(lengths)
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_reference_in_float32(kind: str, path: str) -> None:
+    H, B = 37, 11
+    net = make(kind, 5, H, max_steps=9).float()
+    state = random_state(kind, B, H)
+    state = tuple(s.float() for s in state) if kind == "lstm" else state.float()
+    x = torch.randn(6, B, 5)
+    trace = net.trace(x, state)
+    margin = (trace.h.cumsum(0) - (1 - net.epsilon)).abs().min()
+    assert margin > 1e-5 and len(trace.ponder.steps.unique()) > 1
+    assert_equals_reference(net, path, x, state, torch.tensor([6, 1, 2, 3, 4, 5, 6, 6, 2, 1, 6]))
+
+
+def test_flips_are_rare_in_float32(path: str) -> None:
+    """Without a margin rounding may flip N in a few of a thousand steps, never in many."""
+    torch.manual_seed(1)
+    net = pt.ACT(nn.LSTMCell(9, 32), None, halt_bias=-1.5)
+    x = torch.randn(20, 64, 8)
+    net.backend = "reference"
+    expected = net(x).ponder.steps
+    net.backend = path
+    assert (net(x).ponder.steps != expected).sum() <= 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integers_padding_and_cells_without_bias(kind: str, path: str) -> None:
+    cells: dict[str, Any] = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}
+    cell = cells.get(kind, nn.RNNCell)(6, 8, bias=False)
+    net = pt.ACT(cell.double(), 3, halt_bias=-1)
+    x = torch.randint(0, 5, (4, 3), dtype=torch.int16)
+    x[2:, 1] = -100
+    lengths = torch.tensor([4, 2, 3])
+    assert_equals_reference(net, path, x, random_state(kind, 3, 8), lengths)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trace_is_the_reference_s(kind: str, path: str) -> None:
+    net = make(kind)
+    x, lengths = torch.randn(4, 5, 3, dtype=torch.float64), torch.tensor([1, 4, 3, 2, 4])
+    net.backend = "reference"
+    expected = net.trace(x, lengths=lengths)
+    net.backend = path
+    assert_same(tuple(net.trace(x, lengths=lengths)), tuple(expected), torch.float64)
+
+
+def test_the_tape_grows(path: str) -> None:
+    """N far above the first guess of the tape's size."""
+    net = make("lstm", 3, 4, halt_bias=-6, max_steps=60)
+    x = torch.randn(3, 5, 3, dtype=torch.float64)
+    assert_equals_reference(net, path, x, random_state("lstm", 5, 4), None)
+    assert net(x).ponder.steps.max() == 60
+
+
+def test_once_differentiable_and_says_so(path: str) -> None:
+    net = make("lstm", backend=path)
+    x = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
+    (g,) = torch.autograd.grad(net(x).output.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        g.sum().backward()
+
+
+def test_a_kept_graph_can_be_gone_through_again(path: str) -> None:
+    net = make("lstm", backend=path)
+    x = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
+    result = net(x)
+    first = torch.autograd.grad(result.output.sum(), x, retain_graph=True)
+    torch.autograd.grad(result.ponder.cost.sum(), x, retain_graph=True)
+    assert_same(torch.autograd.grad(result.output.sum(), x), first)
+
+
+def test_nan_is_an_error(path: str) -> None:
+    net = make("gru", backend=path)
+    x = torch.randn(3, 2, 3, dtype=torch.float64)
+    x[1, 1, 0] = float("nan")
+    with pytest.raises(RuntimeError, match="NaN at input step 1, update 1"):
+        net(x)
+
+
+def test_auto_chooses_by_what_can_serve() -> None:
+    lstm = pt.ACT(nn.LSTMCell(4, 5), 1)
+    assert lstm.resolve("cpu") == "fused"
+    assert lstm.to(torch.bfloat16).resolve("cpu") == "compact"
+    assert lstm.to(torch.float32).resolve("meta") == "reference"
+    with torch.autocast("cpu"):
+        assert lstm.resolve("cpu") == "compact"
+    lstm.cell.register_forward_hook(lambda *_: None)
+    assert lstm.resolve("cpu") == "compact"
+    lstm.backend = "fused"
+    with pytest.raises(RuntimeError, match="'fused' cannot serve this call: it calls neither the hooks"):
+        lstm(torch.randn(2, 2, 3))
+
+
+def test_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a compiler the fused path is made of plain calls."""
+    net = make("lstm", backend="fused")
+    x = torch.randn(2, 2, 3, dtype=torch.float64)
+    expected = net(x).output
+    native.library.cache_clear()
+    monkeypatch.setattr(native.shutil, "which", lambda _: None)
+    try:
+        assert_same(net(x).output, expected, torch.float64)
+        assert "no C compiler here" in caplog.text
+    finally:
+        native.library.cache_clear()
