@@ -213,12 +213,10 @@ class ACT(nn.Module):
 
     def _run(self, seqs: sequences.Sequences, recorder: Any = None) -> Result:
         state = seqs.state
-        if state is None or is_torch_cell(self.cell):
-            first = initial_state(self.cell, self.spec, seqs.x.shape[1])
-            if state is None:
-                state = first
-            else:
-                check_same(first, state, "state")
+        if state is None:
+            state = initial_state(self.cell, self.spec, seqs.x.shape[1])
+        elif is_torch_cell(self.cell):
+            check_same(initial_state(self.cell, self.spec, seqs.x.shape[1]), state, "state")
             self._check_type("state", tree_leaves(state)[0])
         return BACKENDS[self.resolve(seqs.x.device)](self, seqs.x, state, seqs.lengths, recorder)
 

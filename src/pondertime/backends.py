@@ -33,15 +33,16 @@ def check_backend(backend: str, compact: bool) -> None:
 
 def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the fused path cannot serve a call, None if it can."""
-    if not is_torch_cell(net.cell):
-        return f"it knows nn.RNNCell, nn.GRUCell and nn.LSTMCell, not {type(net.cell).__name__}"
-    if net.spec.step is not None or net.spec.visible is not None:
+    cell, spec, halt = net.cell, net.spec, net.halt
+    if not is_torch_cell(cell):
+        return f"it knows nn.RNNCell, nn.GRUCell and nn.LSTMCell, not {type(cell).__name__}"
+    if spec.step is not None or spec.visible is not None:
         return "it knows no CellSpec with a step or a visible part of its own"
-    if hooked(net.cell) or hooked(net.halt) or type(net.halt) is not nn.Linear:
+    if hooked(cell) or hooked(halt) or type(halt) is not nn.Linear:
         return "it calls neither the hooks of the cell and the halting unit nor other halting units"
     if device.type != "cpu":
         return f"it runs on a CPU, not on {device.type}"
-    if dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(device.type):
+    if dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
         return f"it computes in float32 or float64, not in {dtype} or under autocast"
     if torch.compiler.is_compiling():
         return "torch.compile cannot look into it"
@@ -62,13 +63,17 @@ def resolve(net: Network, backend: str, compact: bool, device: torch.device, dty
 
     ``auto`` takes the fastest that can; a name that cannot serve raises and says why.
     """
-    reasons = {
-        "fused": lambda: why_not_fused(net, device, dtype),
-        "compact": lambda: why_not_compact(device) if compact else "compact=False",
-    }
+    if backend == "reference":
+        return backend
+    reason = None
+    if backend != "compact":
+        reason = why_not_fused(net, device, dtype)
+        if reason is None:
+            return "fused" if backend == "auto" else backend
+    if backend in ("auto", "compact"):
+        reason = why_not_compact(device) if compact else "compact=False"
+        if reason is None:
+            return "compact"
     if backend == "auto":
-        return next((name for name, reason in reasons.items() if reason() is None), "reference")
-    reason = reasons.get(backend.removesuffix("-calls"), lambda: None)()
-    if reason is not None:
-        raise RuntimeError(f"backend {backend!r} cannot serve this call: {reason}; use 'auto' or 'reference'")
-    return backend
+        return "reference"
+    raise RuntimeError(f"backend {backend!r} cannot serve this call: {reason}; use 'auto' or 'reference'")

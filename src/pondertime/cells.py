@@ -91,8 +91,8 @@ def is_torch_cell(cell: nn.Module) -> bool:
 
 def hooked(module: nn.Module) -> bool:
     """Whether somebody listens to the calls of a module, which must then be called."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    return bool(before or after or module._backward_hooks or module._backward_pre_hooks)
 
 
 def call_cell(cell: Any, x: Tensor, state: State) -> State:
@@ -140,7 +140,7 @@ def initial_state(cell: Any, spec: CellSpec, batch_size: int) -> State:
         return spec.initial_state(cell, batch_size)
     if not is_torch_cell(cell):
         return None
-    zeros = like_of(cell).new_zeros(batch_size, cell.hidden_size)
+    zeros = cell.weight_hh.detach().new_zeros(batch_size, cell.hidden_size)
     return (zeros, zeros) if isinstance(cell, nn.LSTMCell) else zeros
 
 

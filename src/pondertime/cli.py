@@ -454,10 +454,10 @@ def parse(args: list[str]) -> Any:
 
 def squeeze(box: str) -> str:
     """What tyro says is wrong, without its box, title and help."""
-    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    parts = [" ".join(part.split()) for part in re.split(r"^─+$", "\n".join(lines), flags=re.MULTILINE)]
-    said = parts[0].removeprefix("Error parsing ").removesuffix(" Expected 1 values.").removesuffix(" (required)")
-    meant = re.findall(r"Perhaps you meant: (--[a-z-]+)", " ".join(parts))
+    text = re.sub("[│╭╮╰╯]", "", box).replace("─", "-")
+    parts = [" ".join(part.split()) for part in re.split("-{5,}", text)]
+    said = parts[1].removeprefix("Error parsing ").removesuffix(" Expected 1 values.").removesuffix(" (required)")
+    meant = re.findall("Perhaps you meant: (--[a-z-]+)", " ".join(parts))
     return said.removesuffix(".") + "".join(f"; perhaps you meant {name}" for name in meant)
 
 
@@ -487,7 +487,7 @@ def main(args: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        fail(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

@@ -67,4 +67,4 @@ def add_rows(mean: Tensor, rows: Tensor, value: Tensor) -> Tensor:
 def compact(net: Network, x: Tensor, state: State, lengths: Tensor | None, record: Recorder | None = None) -> Result:
     """ACT on ``x [T, B, I]`` (or int ``[T, B]``), computing no row that has halted."""
     result = unroll(ponder_compact, net, x, state, lengths, record, read_out=False, written_out=False)
-    return read_out_after(net, result)
+    return read_out_after(net, result, padded=lengths is not None)

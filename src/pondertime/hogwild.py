@@ -66,7 +66,8 @@ class Crew:
         self.seen = self.sums.sum(0)
         self.halt = torch.zeros((), dtype=torch.int64).share_memory_()
         context: Any = mp.get_context("forkserver")
-        context.set_forkserver_preload(["pondertime.hogwild"])
+        # Adam loads torch._dynamo, which takes longer than all the rest: once, not in every worker.
+        context.set_forkserver_preload(["pondertime.hogwild", "torch._dynamo"])
         self.fault = context.SimpleQueue()
         weights = {k: p.data for k, p in session.network.named_parameters()}
         shared = (weights, session.moments, self.counters, self.sums, self.halt, self.fault)

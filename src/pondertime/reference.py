@@ -154,11 +154,13 @@ def put(state: State, rows: Tensor, new: State) -> State:
     return tree_map(lambda a, b: a.index_copy(0, rows, b), state, new)
 
 
-def read_out_after(net: Network, result: Result) -> Result:
+def read_out_after(net: Network, result: Result, *, padded: bool) -> Result:
     """y_t = W_y s_t + b_y for all t at once, as the p sum to 1; zeros stay at padding."""
     if net.output is None:
         return result
     y = net.output(result.output)
+    if not padded:
+        return result._replace(output=y)
     return result._replace(output=torch.where((result.steps > 0).unsqueeze(-1), y, torch.zeros_like(y)))
 
 
@@ -168,4 +170,4 @@ def reference(net: Network, x: Tensor, state: State, lengths: Tensor | None, rec
     With a recorder the read-out comes last, so that the visible states are seen.
     """
     result = unroll(ponder_dense, net, x, state, lengths, record, read_out=record is None, written_out=True)
-    return result if record is None else read_out_after(net, result)
+    return result if record is None else read_out_after(net, result, padded=lengths is not None)

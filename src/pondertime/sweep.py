@@ -173,7 +173,8 @@ def side_by_side(
 def start(config: TrainConfig, places: Places, threads: int) -> tuple[Connection, BaseProcess]:
     """Begin one network; returns where its outcome will come from."""
     context: Any = mp.get_context("forkserver")
-    context.set_forkserver_preload(["pondertime.sweep"])
+    # Adam loads torch._dynamo, which takes longer than all the rest: once, not for every network.
+    context.set_forkserver_preload(["pondertime.sweep", "torch._dynamo"])
     pipe, theirs = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(config, places, threads, theirs))
     process.start()

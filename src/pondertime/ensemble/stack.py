@@ -1,14 +1,14 @@
 """E networks of one shape with their weights stacked, run at once."""
 
+import copy
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pondertime.act import ACT
 from pondertime.backends import why_not_fused
-from pondertime.fused.common import GRU, Inputs, Rules, kind_of
+from pondertime.fused.common import Inputs, Rules, kind_of
 from pondertime.fused.function import fused_networks
 from pondertime.halting import Ponder
 
@@ -43,27 +43,25 @@ class Ensemble(nn.Module):
 
     def member(self, e: int) -> ACT:
         """Network e by itself, with a copy of its weights."""
-        import copy
-
         network = copy.deepcopy(self.template[0])
         network.load_state_dict({name: self.weights(name)[e].detach().cpu() for name in network.state_dict()})
         return network
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Ponder]:
         """Inputs ``[T, E, B, I]`` (or int ``[T, E, B]``), lengths ``[E, B]``; outputs ``[T, E, B, O]``."""
-        net, E = self.template[0], len(self)
+        net: Any = self.template[0]
         kind = kind_of(net.cell)
-        xw, bias_n = self.project(x)
         if lengths is not None and int(lengths.min()) == len(x):
             lengths = None
-        zeros = xw.new_zeros(E, x.shape[2], net.cell.hidden_size)
+        zeros = self.weights("halt.weight").new_zeros(len(self), x.shape[2], net.cell.hidden_size)
+        biases = [self.weights(f"cell.bias_{k}") if net.cell.bias else None for k in ("ih", "hh")]
         inputs = Inputs(
-            xw,
-            self.weights("cell.weight_ih")[:, :, -1],
+            x.transpose(0, 1),
+            self.weights("cell.weight_ih"),
             self.weights("cell.weight_hh"),
-            bias_n,
-            self.weights("halt.weight").squeeze(1),
-            self.weights("halt.bias").squeeze(1),
+            *biases,
+            self.weights("halt.weight"),
+            self.weights("halt.bias"),
             zeros,
             zeros if kind.leaves == 2 else None,
         )
@@ -75,25 +73,6 @@ class Ensemble(nn.Module):
         if net.output is not None:
             weight, bias = self.weights("output.weight"), self.weights("output.bias")
             y = torch.baddbmm(bias.unsqueeze(1), y.flatten(1, 2), weight.transpose(1, 2)).view(*y.shape[:3], -1)
+            if lengths is not None:
+                y = torch.where((out.steps > 0).unsqueeze(-1), y, 0)
         return y.transpose(0, 1), Ponder(steps, remainder, rho, rho.sum(0))
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """W_x x_t + b of every network, ``[E, T, B, X]``, and the bias that stays inside a GRU."""
-        cell: Any = self.template[0].cell
-        T, E, B = x.shape[:3]
-        weight = self.weights("cell.weight_ih")[:, :, :-1]
-        bias, bias_n = weight.new_zeros(E, 1), None
-        if cell.bias:
-            b_ih, b_hh = self.weights("cell.bias_ih"), self.weights("cell.bias_hh")
-            bias = b_ih + b_hh
-            if kind_of(cell) is GRU:
-                H = cell.hidden_size
-                bias = torch.cat([bias[:, : 2 * H], b_ih[:, 2 * H :]], 1)
-                bias_n = b_hh[:, 2 * H :]
-        elif kind_of(cell) is GRU:
-            bias_n = weight.new_zeros(E, cell.hidden_size)
-        if not x.is_floating_point():
-            x = F.one_hot(x, weight.shape[2]).to(weight.dtype)
-        rows = x.transpose(0, 1).reshape(E, T * B, -1)
-        xw = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
-        return xw.view(E, T, B, -1), bias_n

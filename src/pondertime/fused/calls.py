@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import GRU, LSTM, RNN_TANH, Inputs, Outputs, Rules, Update, each, nan_error
+from pondertime.fused.common import GRU, LSTM, RNN_TANH, Inputs, Outputs, Rules, Sums, Update, nan_error, project
 
 # Rows of derivatives gathered before they are multiplied into the weight gradient.
 WEIGHT_ROWS = 512
@@ -40,10 +40,14 @@ class Run:
     """A forward pass of E networks, and what its backward pass needs."""
 
     def __init__(self, inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> None:
-        self.inputs = i = each(Tensor.detach, inputs)
-        self.rules, self.keep = rules, keep or seen
-        self.E, self.T, self.B, self.H = *i.xw.shape[:3], i.h.shape[2]
-        self.transposed = i.weight.transpose(1, 2).contiguous()
+        self.inputs, self.rules, self.keep = inputs, rules, keep or seen
+        self.E, self.T, self.B, self.H = *inputs.x.shape[:3], inputs.h.shape[2]
+        self.xw, self.bias_n = project(inputs, rules.kind)
+        self.flag = inputs.weight_ih[:, :, -1].contiguous()
+        self.halt = inputs.halt.squeeze(1)
+        self.halt_column = inputs.halt.transpose(1, 2).contiguous()
+        self.halt_bias = inputs.halt_bias.squeeze(1)
+        self.transposed = inputs.weight_hh.transpose(1, 2).contiguous()
         self.steps: list[list[Step]] = []
         self.out = self.forward()
 
@@ -76,12 +80,12 @@ class Run:
         """One update: the gates' activations, h, c and tanh(c)."""
         H, kind = self.H, self.rules.kind
         if kind is GRU:
-            assert self.inputs.bias_n is not None
+            assert self.bias_n is not None
             gates = h0.new_empty(len(h0), 4 * H)
             gates[:, : 3 * H] = self.product(h0, self.transposed)
             r, z, q, v = gates.chunk(4, 1)
             gates[:, : 2 * H].add_(x[:, : 2 * H]).sigmoid_()
-            q += self.spread(self.inputs.bias_n, len(h0) // self.E)
+            q += self.spread(self.bias_n, len(h0) // self.E)
             torch.addcmul(x[:, 2 * H :], r, q, out=v)
             v.tanh_()
             return gates, torch.lerp(v, h0, z), None, None
@@ -101,8 +105,8 @@ class Run:
 
     def forward(self) -> Outputs:
         i, E, T, B, H = self.inputs, self.E, self.T, self.B, self.H
-        mean = i.xw.new_zeros(T, E * B, H)
-        steps, remainder = torch.zeros(T, E * B, dtype=torch.int64), i.xw.new_zeros(T, E * B)
+        mean = self.xw.new_zeros(T, E * B, H)
+        steps, remainder = torch.zeros(T, E * B, dtype=torch.int64), self.xw.new_zeros(T, E * B)
         h = i.h.reshape(E * B, H)
         c = None if i.c is None else i.c.reshape(E * B, H)
         for t in range(T):
@@ -146,12 +150,12 @@ class Run:
         remainder: Tensor,
     ) -> None:
         """The updates of input step t; fills the means, N and R of the rows."""
-        i, rules = self.inputs, self.rules
-        xw = i.xw[:, t].flatten(0, 1)
+        rules = self.rules
+        xw = self.xw[:, t].flatten(0, 1)
         if rows is not None:
             xw, h = xw[rows], h[rows]
             c = None if c is None else c[rows]
-        x = xw + self.spread(i.flag, len(xw) // self.E)
+        x = xw + self.spread(self.flag, len(xw) // self.E)
         total = h.new_zeros(len(h))
         threshold = 1 - rules.epsilon
         limit = rules.force_steps or rules.max_steps
@@ -160,8 +164,8 @@ class Run:
             gates, h, c, tanh_c = self.activate(x, h0, c0)
             x = xw
             if rules.force_steps is None:
-                logit = self.product(h, i.halt.unsqueeze(2)).squeeze(1)
-                prob = logit.add_(self.spread(i.halt_bias, len(h) // self.E)).sigmoid_()
+                logit = self.product(h, self.halt_column).squeeze(1)
+                prob = logit.add_(self.spread(self.halt_bias, len(h) // self.E)).sigmoid_()
                 going = (total + prob < threshold) if n < limit else torch.zeros(len(h), dtype=torch.bool)
                 weight = torch.where(going, prob, 1 - total)
             else:
@@ -192,8 +196,8 @@ class Run:
             x, c = xw, None if c is None else c[kept]
             rows, alive = kept if rows is None else rows[kept], still
 
-    def backward(self, d_mean: Tensor, d_h: Tensor, d_c: Tensor | None, d_remainder: Tensor) -> Inputs:
-        """Derivatives by every input. What the forward pass kept is used up."""
+    def backward(self, d_mean: Tensor, d_h: Tensor, d_c: Tensor | None, d_remainder: Tensor) -> Sums:
+        """The sums of the backward pass. What the forward pass kept is used up."""
         E, T, B, H = self.E, self.T, self.B, self.H
         G = d_h.reshape(E * B, H).clone()
         Gc = None if d_c is None else d_c.reshape(E * B, H).clone()
@@ -214,8 +218,8 @@ class Run:
             Gc = None if Gc is None or Dc is None else Gc.index_copy(0, rows, Dc[real])
         grad.flush()
         shape = (E, B, H)
-        return Inputs(
-            grad.xw, grad.flag, grad.weight, grad.bias_n, grad.halt, grad.halt_bias,
+        return Sums(
+            grad.xw, grad.flag, grad.weight, grad.bias_n, grad.halt.unsqueeze(1), grad.halt_bias.unsqueeze(1),
             G.view(shape), None if Gc is None else Gc.view(shape),
         )  # fmt: skip
 
@@ -233,11 +237,11 @@ class Gradients:
     """The sums of the backward pass."""
 
     def __init__(self, run: Run) -> None:
-        i = run.inputs
         self.run = run
-        self.xw, self.flag, self.weight = (torch.zeros_like(a) for a in (i.xw, i.flag, i.weight))
-        self.halt, self.halt_bias = torch.zeros_like(i.halt), torch.zeros_like(i.halt_bias)
-        self.bias_n = None if i.bias_n is None else torch.zeros_like(i.bias_n)
+        self.xw, self.flag, self.weight, self.halt, self.halt_bias = (
+            torch.zeros_like(a) for a in (run.xw, run.flag, run.inputs.weight_hh, run.halt, run.halt_bias)
+        )
+        self.bias_n = None if run.bias_n is None else torch.zeros_like(run.bias_n)
         self.pending: list[tuple[Tensor, Tensor]] = []
 
     def input_step(
@@ -261,7 +265,7 @@ class Gradients:
             d_logit = self.by_logit(s, dot, end_dot, d_remainder)
             dh = torch.addcmul(D, s.weight.unsqueeze(1), g)
             if d_logit is not None:
-                dh.addcmul_(d_logit.unsqueeze(1), run.spread(run.inputs.halt, len(dh) // run.E))
+                dh.addcmul_(d_logit.unsqueeze(1), run.spread(run.halt, len(dh) // run.E))
                 self.by_halt(d_logit, s.h)
             dc = None if gc is None or Dc is None else torch.addcmul(Dc, s.weight.unsqueeze(1), gc)
             direct, Dc, d_x = self.by_gates(s, dh, dc)
@@ -274,8 +278,8 @@ class Gradients:
                 self.bias_n += s.gates[:, 2 * run.H : 3 * run.H].reshape(run.E, -1, run.H).sum(1)
             if s.n == 1:
                 self.flag += d_x.view(run.E, -1, d_x.shape[1]).sum(1)
-            P = run.inputs.weight.shape[1]
-            D = run.product(s.gates[:, :P], run.inputs.weight, direct)
+            P = run.inputs.weight_hh.shape[1]
+            D = run.product(s.gates[:, :P], run.inputs.weight_hh, direct)
             if mask is not None:
                 D, Dc = D * mask, None if Dc is None else Dc * mask
             self.by_weight(s.gates[:, :P], s.h0)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
@@ -45,12 +46,13 @@ class Rules:
 class Inputs(NamedTuple):
     """The tensors of a call, E networks first."""
 
-    xw: Tensor  # [E, T, B, X] W_x x_t + b
-    flag: Tensor  # [E, X] the flag's column of W_x
-    weight: Tensor  # [E, P, H] W_h
-    bias_n: Tensor | None  # [E, H] the bias of a GRU's U_n h
-    halt: Tensor  # [E, H]
-    halt_bias: Tensor  # [E]
+    x: Tensor  # [E, T, B, I], or integers [E, T, B]
+    weight_ih: Tensor  # [E, X, I + 1]: W_x, and the flag's column
+    weight_hh: Tensor  # [E, P, H] W_h
+    bias_ih: Tensor | None  # [E, X]
+    bias_hh: Tensor | None  # [E, P]
+    halt: Tensor  # [E, 1, H]
+    halt_bias: Tensor  # [E, 1]
     h: Tensor  # [E, B, H]
     c: Tensor | None  # [E, B, H]
 
@@ -80,6 +82,72 @@ class Update(NamedTuple):
     prob: Tensor
     p: Tensor
     visible: Tensor
+
+
+def project(i: Inputs, kind: CellKind) -> tuple[Tensor, Tensor | None]:
+    """W_x x_t + b for all t, ``[E, T, B, X]``, and the bias that stays inside a GRU, ``[E, H]``."""
+    weight, H = i.weight_ih[:, :, :-1], i.weight_hh.shape[2]
+    E, T, B = i.x.shape[:3]
+    bias, bias_n = None, None
+    if i.bias_ih is not None and i.bias_hh is not None:
+        bias = i.bias_ih + i.bias_hh
+        if kind is GRU:
+            bias[:, 2 * H :] = i.bias_ih[:, 2 * H :]
+            bias_n = i.bias_hh[:, 2 * H :]
+    elif kind is GRU:
+        bias_n = weight.new_zeros(E, H)
+    if not i.x.is_floating_point():
+        rows = torch.arange(E, device=i.x.device).view(E, 1, 1)
+        xw = weight.transpose(1, 2)[rows, i.x.long()]
+        return xw if bias is None else xw.add_(bias.view(E, 1, 1, -1)), bias_n
+    rows = i.x.reshape(E, T * B, -1)
+    if E == 1:
+        xw = torch.nn.functional.linear(rows[0], weight[0], None if bias is None else bias[0])
+    elif bias is None:
+        xw = torch.bmm(rows, weight.transpose(1, 2))
+    else:
+        xw = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
+    return xw.view(E, T, B, -1), bias_n
+
+
+class Sums(NamedTuple):
+    """What the loop of a backward pass leaves to be spread over the inputs."""
+
+    xw: Tensor  # [E, T, B, X]
+    flag: Tensor  # [E, X]
+    weight_hh: Tensor
+    bias_n: Tensor | None
+    halt: Tensor
+    halt_bias: Tensor
+    h: Tensor
+    c: Tensor | None
+
+
+def by_inputs(i: Inputs, d: Sums, kind: CellKind, *, x: bool) -> Inputs:
+    """Derivatives by every input; by x only where it is asked for."""
+    E, T, B, X = d.xw.shape
+    rows, H = d.xw.view(E, T * B, X), i.weight_hh.shape[2]
+    d_weight = torch.empty_like(i.weight_ih)
+    d_weight[:, :, -1] = d.flag
+    d_x = None
+    if i.x.is_floating_point():
+        inputs = i.x.reshape(E, T * B, -1)
+        if E == 1:
+            torch.mm(rows[0].t(), inputs[0], out=d_weight[0, :, :-1])
+        else:
+            d_weight[:, :, :-1] = torch.bmm(rows.transpose(1, 2), inputs)
+        if x:
+            d_x = torch.bmm(rows, i.weight_ih[:, :, :-1]).view(i.x.shape)
+    else:
+        columns = d_weight.new_zeros(E, i.weight_ih.shape[2] - 1, X)
+        columns.scatter_add_(1, i.x.long().view(E, -1, 1).expand(-1, -1, X), rows)
+        d_weight[:, :, :-1] = columns.transpose(1, 2)
+    d_ih = None if i.bias_ih is None else rows.sum(1)
+    d_hh = d_ih
+    if d_ih is not None and d.bias_n is not None:
+        d_hh = torch.cat([d_ih[:, : 2 * H], d.bias_n], 1)
+    made: Any = (d_x, d_weight, d.weight_hh, d_ih, d_hh, d.halt, d.halt_bias, d.h, d.c)
+    return Inputs(*made)
 
 
 class NotANumber(RuntimeError):

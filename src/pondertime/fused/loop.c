@@ -26,7 +26,7 @@ typedef struct {
   double epsilon;
   void *gemm, *compute; /* Fortran ?gemm; MKL's cblas_?gemm_compute, or null */
   const void *xw;       /* [T, B, X] W_x x_t + b */
-  const void *flag;     /* [2, X] the flag's column of W_x, then zeros */
+  const void *flag;     /* [X] the flag's column of W_x */
   const void *weight;   /* forward W_h^T [H, P], backward W_h [P, H]; packed by MKL if compute is set */
   int32_t transposed, unused; /* forward: weight is W_h [P, H] as it is */
   const void *bias_n;   /* [H] GRU: b of U_n h */
@@ -51,7 +51,7 @@ typedef struct {
   void *d_xw, *d_flag, *d_logit;    /* [T, B, X], [X], [rows] by the logit before the row's prev */
   void *carry[4];                   /* [B, H] work space */
   void *end_dot;                    /* [B] work space */
-  const void *zeros;                /* [H] */
+  const void *zeros;                /* [X] zeros, for both passes */
 } Loop;
 
 #define REAL float
@@ -191,7 +191,7 @@ static int NAME(update)(Loop *a) {
   REAL *prev = (REAL *)a->prev[0], *prev_c = (REAL *)a->prev[1], *total = a->total;
   REAL *prob = (REAL *)a->prob + (a->keep ? at : 0), *p = (REAL *)a->p + (a->keep ? at : 0);
   const REAL *xw = (const REAL *)a->xw + (int64_t)a->t * B * X, *halt = a->halt;
-  const REAL *flag = (const REAL *)a->flag + (a->n == 1 ? 0 : X), threshold = (REAL)(1 - a->epsilon);
+  const REAL *flag = a->n == 1 ? a->flag : a->zeros, threshold = (REAL)(1 - a->epsilon);
   const int last = a->force_steps ? a->n == a->force_steps : a->n == a->max_steps;
   int bad = 0;
   NAME(product)(a, m, P, H, prev + at * H, H, 0, gates, S);

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -14,20 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import KINDS, Inputs, Outputs, Rules, Update, each, nan_error
+from pondertime.fused.common import GRU, KINDS, Inputs, Outputs, Rules, Sums, Update, nan_error, project
 
 log = logging.getLogger("pondertime")
 SOURCE = Path(__file__).with_name("loop.c")
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
+if platform.machine() == "x86_64":
+    FLAGS.append("-mprefer-vector-width=512")
 DONE, TAPE_FULL, NOT_A_NUMBER = range(3)
-# Below so many rows a product does not pay for a copy of its weights in another layout.
+# With fewer input steps the products do not pay for a copy of their weights in another layout.
 WORTH_A_COPY = 4
 
 POINTER, INT, LONG, REAL = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
 
 
 class Loop(ctypes.Structure):
-    """``Loop`` of loop.c."""
+    """``Loop`` of loop.c; a number at the end of a name is a place in an array there."""
 
     _fields_ = [
         *[(k, INT) for k in ("cell", "T", "B", "H", "max_steps", "force_steps", "keep", "threads")],
@@ -37,19 +40,14 @@ class Loop(ctypes.Structure):
         *[(k, POINTER) for k in ("bias_n", "halt")],
         ("halt_bias", REAL),
         ("lengths", POINTER),
-        ("state", POINTER * 2),
-        *[(k, POINTER) for k in ("mean", "steps", "remainder")],
-        ("prev", POINTER * 2),
-        *[(k, POINTER) for k in ("gates", "prob", "p", "seen", "row", "count")],
+        *[(k, POINTER) for k in ("state0", "state1", "mean", "steps", "remainder")],
+        *[(k, POINTER) for k in ("prev0", "prev1", "gates", "prob", "p", "seen", "row", "count")],
         *[(k, LONG) for k in ("capacity", "capacity_updates")],
         *[(k, POINTER) for k in ("total", "mean_c", "child")],
         *[(k, INT) for k in ("t", "n", "m")],
         *[(k, LONG) for k in ("offset", "used", "updates")],
-        *[(k, POINTER) for k in ("d_mean", "d_remainder")],
-        ("d_state", POINTER * 2),
-        *[(k, POINTER) for k in ("d_xw", "d_flag", "d_logit")],
-        ("carry", POINTER * 4),
-        *[(k, POINTER) for k in ("end_dot", "zeros")],
+        *[(k, POINTER) for k in ("d_mean", "d_remainder", "d_state0", "d_state1", "d_xw", "d_flag", "d_logit")],
+        *[(k, POINTER) for k in ("carry0", "carry1", "carry2", "carry3", "end_dot", "zeros")],
     ]
 
 
@@ -110,184 +108,186 @@ def build(compiler: str) -> Path:
     return target
 
 
-def pointer(a: Tensor | None) -> int | None:
-    return None if a is None else a.data_ptr()
-
-
 class Tape:
-    """The buffers of one network's loop; grows while it runs."""
+    """The memory of one network's loop, one tensor for numbers and one for places; grows while it runs."""
 
-    def __init__(self, inputs: Inputs, e: int, rules: Rules, rows: int, *, keep: bool, seen: bool) -> None:
-        self.like, self.kind = inputs.xw, rules.kind
-        T, self.B, self.H = inputs.xw.shape[1], inputs.h.shape[1], inputs.h.shape[2]
-        self.keep, self.seen = keep, seen
-        self.capacity = max(rows, 2 * self.B) if keep else 2 * self.B
-        self.updates = max(2 * T, 16)
-        self.buffers: dict[str, Tensor] = {}
+    def __init__(self, run: "Run", rows: int, *, seen: bool) -> None:
+        H, kind = run.H, run.rules.kind
+        self.widths = {"prev0": H, "gates": kind.slots * H, "prob": 1, "p": 1}
+        if kind.leaves == 2:
+            self.widths["prev1"] = H
+        if seen:
+            self.widths["seen"] = H
+        self.keep, self.B, self.dtype = run.keep, run.B, run.dtype
+        self.capacity, self.updates = max(rows, 2 * run.B) if run.keep else 2 * run.B, max(2 * run.T, 16)
         self.allocate()
 
     def allocate(self) -> None:
-        H, rows = self.H, self.capacity
-        shapes: dict[str, tuple[int, ...]] = {"prev0": (rows, H), "prob": (rows,), "p": (rows,), "row": (rows,)}
-        if self.kind.leaves == 2:
-            shapes["prev1"] = (rows, H)
-        shapes["gates"] = (rows if self.keep else self.B, self.kind.slots * H)
-        shapes["count"] = (self.updates,)
-        if self.seen:
-            shapes["seen"] = (rows, H)
-        for name, shape in shapes.items():
-            dtype = torch.int32 if name in ("row", "count") else self.like.dtype
-            new = torch.empty(shape, dtype=dtype)
-            old = self.buffers.get(name)
-            if old is not None:
-                new[: len(old)] = old
-            self.buffers[name] = new
+        self.starts, size = {}, 0
+        for name, width in self.widths.items():
+            self.starts[name] = size
+            size += width * (self.B if name == "gates" and not self.keep else self.capacity)
+        self.numbers = torch.empty(size, dtype=self.dtype)
+        self.places = torch.empty(self.capacity + self.updates, dtype=torch.int32)
 
     def grow(self) -> None:
+        used, old = self.capacity, {name: self.part(name, self.capacity) for name in self.widths}
+        places = self.places
         self.capacity, self.updates = 2 * self.capacity, 2 * self.updates
         self.allocate()
+        for name, part in old.items():
+            self.part(name, used)[:] = part
+        self.places[:used] = places[:used]
+        self.places[self.capacity :][: len(places) - used] = places[used:]
+
+    def part(self, name: str, rows: int) -> Tensor:
+        """The first rows of one of the buffers, ``[rows, width]``."""
+        width, start = self.widths[name], self.starts[name]
+        return self.numbers[start : start + rows * width].view(rows, width)
 
     def attach(self, loop: Loop) -> None:
-        """Point the loop to the buffers."""
-        b = {name: a.data_ptr() for name, a in self.buffers.items()}
-        loop.prev[0], loop.prev[1] = b["prev0"], b.get("prev1")
-        loop.gates, loop.prob, loop.p, loop.row, loop.count = b["gates"], b["prob"], b["p"], b["row"], b["count"]
-        loop.seen = b.get("seen")
+        """Point the loop to the memory."""
+        base, size = self.numbers.data_ptr(), self.numbers.element_size()
+        for name, start in self.starts.items():
+            setattr(loop, name, base + start * size)
+        loop.row = self.places.data_ptr()
+        loop.count = loop.row + 4 * self.capacity
         loop.capacity, loop.capacity_updates = self.capacity, self.updates
 
 
 class Run:
     """A forward pass of E networks, and what its backward pass needs."""
 
-    def __init__(
-        self, lib: Library, inputs: Inputs, rules: Rules, *, rows: int, keep: bool, seen: bool = False
-    ) -> None:
-        self.lib, self.rules, self.keep = lib, rules, keep
-        self.inputs = each(lambda a: a.detach().contiguous(), inputs)
-        self.E, self.T, self.B, self.H = *inputs.xw.shape[:3], inputs.h.shape[2]
-        self.suffix = "f64" if inputs.xw.dtype == torch.float64 else "f32"
-        self.keep_alive: list[Any] = []
-        self.tapes = [Tape(self.inputs, e, rules, rows, keep=keep, seen=seen) for e in range(self.E)]
+    def __init__(self, lib: Library, inputs: Inputs, rules: Rules, *, rows: int, keep: bool, seen: bool) -> None:
+        self.lib, self.rules, self.keep, self.inputs = lib, rules, keep, inputs
+        self.E, self.T, self.B, self.H = *inputs.x.shape[:3], inputs.h.shape[2]
+        self.dtype = inputs.h.dtype
+        self.suffix = "f64" if self.dtype == torch.float64 else "f32"
+        self.held: list[Tensor] = []  # what the loops point to
         self.threads = torch.get_num_threads()
+        self.tapes = [Tape(self, rows, seen=seen) for _ in range(self.E)]
+        self.loops = [Loop() for _ in range(self.E)]
         self.out = self.forward()
 
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        a = torch.empty(shape, dtype=dtype or self.inputs.xw.dtype)
-        self.keep_alive.append(a)
-        return a
+    def point(self, **tensors: Tensor | None) -> None:
+        """Point every loop to its part of the tensors."""
+        for name, a in tensors.items():
+            if a is None:
+                continue
+            a = a.contiguous()
+            self.held.append(a)
+            start, size = a.data_ptr(), a.numel() // self.E * a.element_size()
+            for e, loop in enumerate(self.loops):
+                setattr(loop, name, start + e * size)
 
-    def weights(self, loop: Loop, weight: Tensor, *, transpose: bool) -> None:
-        """Lay W_h out for its product: MKL's packing, a copy, or as it is where a copy does not pay."""
-        P, H = weight.shape
+    def weights(self, *, transpose: bool) -> None:
+        """Lay W_h out for its product: packed by MKL or a copy, or as it is where that does not pay."""
+        weight = self.inputs.weight_hh.contiguous()
+        P, H = weight.shape[1:]
         n, k = (P, H) if transpose else (H, P)
-        few = transpose and self.T < WORTH_A_COPY and H > 256
-        if self.lib.pack is not None and self.lib.compute and weight.dtype == torch.float32 and not few:
-            size = self.lib.pack_size(162, self.B, n, k)
-            packed = self.empty(size // 4 + 64)
-            self.lib.pack(
-                101, 162, 112 if transpose else 111, self.B, n, k, ctypes.c_float(1), POINTER(weight.data_ptr()), H,
-                POINTER(packed.data_ptr()),
-            )  # fmt: skip
-            loop.compute, loop.weight = self.lib.compute, packed.data_ptr()
+        pays = self.T >= WORTH_A_COPY
+        if pays and self.lib.pack is not None and self.lib.compute and self.dtype == torch.float32:
+            size = self.lib.pack_size(162, self.B, n, k) // 4 + 64
+            packed = torch.empty(self.E, size)
+            layout, one = 112 if transpose else 111, ctypes.c_float(1)
+            for a, b in zip(weight, packed, strict=True):
+                self.lib.pack(101, 162, layout, self.B, n, k, one, POINTER(a.data_ptr()), H, POINTER(b.data_ptr()))
+            self.point(weight=packed)
+            for loop in self.loops:
+                loop.compute = self.lib.compute
             return
-        loop.compute, loop.transposed = None, int(few)
-        laid = weight.t().contiguous() if transpose and not few else weight
-        self.keep_alive.append(laid)
-        loop.weight = laid.data_ptr()
+        as_it_is = transpose and not pays and (H > 256 or P == H)
+        self.point(weight=weight if as_it_is or not transpose else weight.transpose(1, 2))
+        for loop in self.loops:
+            loop.compute, loop.transposed = None, int(as_it_is)
 
     def forward(self) -> Outputs:
-        i, rules = self.inputs, self.rules
-        E, T, B, H = self.E, self.T, self.B, self.H
-        mean, remainder = self.empty(E, T, B, H), self.empty(E, T, B)
-        self.steps = self.empty(E, T, B, dtype=torch.int64)
-        h = i.h.clone()
-        c = None if i.c is None else i.c.clone()
-        flag = torch.stack([i.flag, torch.zeros_like(i.flag)], 1)
-        lengths = None if rules.lengths is None else rules.lengths.contiguous()
-        total, child = self.empty(E, B), self.empty(E, B, dtype=torch.int32)
-        mean_c = None if c is None else self.empty(E, B, H)
-        self.keep_alive += [flag, lengths]
-        self.loops = [Loop() for _ in range(E)]
-        for e, loop in enumerate(self.loops):
+        i, rules, E, T, B, H = self.inputs, self.rules, self.E, self.T, self.B, self.H
+        xw, bias_n = project(i, rules.kind)
+        mean, remainder = torch.empty(E, T, B, H, dtype=self.dtype), torch.empty(E, T, B, dtype=self.dtype)
+        self.steps = torch.empty(E, T, B, dtype=torch.int64)
+        h = i.h.clone(memory_format=torch.contiguous_format)
+        c = None if i.c is None else i.c.clone(memory_format=torch.contiguous_format)
+        self.xw_shape = xw.shape
+        self.zeros = torch.zeros(xw.shape[3], dtype=self.dtype)
+        self.point(
+            xw=xw, flag=i.weight_ih[:, :, -1], bias_n=bias_n, halt=i.halt, lengths=rules.lengths,
+            state0=h, state1=c, mean=mean, steps=self.steps, remainder=remainder,
+            total=torch.empty(E, B, dtype=self.dtype), child=torch.empty(E, B, dtype=torch.int32),
+            mean_c=None if c is None else torch.empty_like(c),
+        )  # fmt: skip
+        self.weights(transpose=True)
+        for loop, tape, bias in zip(self.loops, self.tapes, i.halt_bias.flatten().tolist(), strict=True):
             loop.cell, loop.T, loop.B, loop.H = KINDS.index(rules.kind), T, B, H
             loop.max_steps, loop.force_steps = rules.max_steps, rules.force_steps or 0
             loop.keep, loop.threads = int(self.keep), self.threads if E == 1 else 1
-            loop.epsilon, loop.halt_bias = rules.epsilon, i.halt_bias[e].item()
-            loop.gemm = self.lib.gemm[i.xw.dtype]
-            loop.xw, loop.flag, loop.halt = i.xw[e].data_ptr(), flag[e].data_ptr(), i.halt[e].data_ptr()
-            loop.bias_n = None if i.bias_n is None else i.bias_n[e].data_ptr()
-            loop.lengths = None if lengths is None else lengths[e].data_ptr()
-            loop.state[0], loop.state[1] = h[e].data_ptr(), None if c is None else c[e].data_ptr()
-            loop.mean, loop.steps = mean[e].data_ptr(), self.steps[e].data_ptr()
-            loop.remainder, loop.total, loop.child = remainder[e].data_ptr(), total[e].data_ptr(), child[e].data_ptr()
-            loop.mean_c = None if mean_c is None else mean_c[e].data_ptr()
-            self.weights(loop, i.weight[e], transpose=True)
-            self.tapes[e].attach(loop)
+            loop.epsilon, loop.halt_bias = rules.epsilon, bias
+            loop.gemm, loop.zeros = self.lib.gemm[self.dtype], self.zeros.data_ptr()
+            tape.attach(loop)
         self.run_forward()
         return Outputs(mean, h, c, self.steps, remainder)
 
     def run_forward(self) -> None:
-        pointers = (ctypes.POINTER(Loop) * self.E)(*map(ctypes.pointer, self.loops))
+        loops = (ctypes.POINTER(Loop) * self.E)(*map(ctypes.pointer, self.loops))
         status = (INT * self.E)(*[TAPE_FULL] * self.E)
         run = getattr(self.lib.loop, f"forward_all_{self.suffix}")
         while TAPE_FULL in status:
-            run(pointers, status, self.E, self.threads)
-            for e, s in enumerate(status):
+            run(loops, status, self.E, self.threads)
+            for loop, tape, s in zip(self.loops, self.tapes, status, strict=True):
                 if s == NOT_A_NUMBER:
-                    raise nan_error(self.loops[e].t, self.loops[e].n - 1)
+                    raise nan_error(loop.t, loop.n - 1)
                 if s == TAPE_FULL:
-                    self.tapes[e].grow()
-                    self.tapes[e].attach(self.loops[e])
+                    tape.grow()
+                    tape.attach(loop)
 
     @property
     def rows(self) -> int:
         """Rows that the longest tape used."""
         return max(loop.used for loop in self.loops)
 
-    def backward(self, d_mean: Tensor, d_h: Tensor, d_c: Tensor | None, d_remainder: Tensor) -> Inputs:
-        """Derivatives by every input. The tape is used up."""
+    def backward(self, d_mean: Tensor, d_h: Tensor, d_c: Tensor | None, d_remainder: Tensor) -> Sums:
+        """The sums of the backward pass. The tape is used up."""
         i, E, B, H = self.inputs, self.E, self.B, self.H
-        d_mean, d_remainder = d_mean.contiguous(), d_remainder.contiguous()
         d_h = d_h.clone(memory_format=torch.contiguous_format)
         d_c = None if d_c is None else d_c.clone(memory_format=torch.contiguous_format)
-        d_xw, d_flag = torch.zeros_like(i.xw), torch.zeros_like(i.flag)
-        carry, end_dot = self.empty(E, 4, B, H), self.empty(E, B)
-        zeros = i.h.new_zeros(H)
-        logits = [self.empty(tape.capacity) for tape in self.tapes]
-        for e, loop in enumerate(self.loops):
-            loop.d_mean, loop.d_remainder = d_mean[e].data_ptr(), d_remainder[e].data_ptr()
-            loop.d_state[0], loop.d_state[1] = d_h[e].data_ptr(), None if d_c is None else d_c[e].data_ptr()
-            loop.d_xw, loop.d_flag, loop.d_logit = d_xw[e].data_ptr(), d_flag[e].data_ptr(), logits[e].data_ptr()
-            for k in range(4):
-                loop.carry[k] = carry[e, k].data_ptr()
-            loop.end_dot, loop.zeros = end_dot[e].data_ptr(), zeros.data_ptr()
-            self.weights(loop, i.weight[e], transpose=False)
-        pointers = (ctypes.POINTER(Loop) * E)(*map(ctypes.pointer, self.loops))
-        getattr(self.lib.loop, f"backward_all_{self.suffix}")(pointers, E, self.threads)
+        d_xw = torch.zeros(self.xw_shape, dtype=self.dtype)
+        d_flag = torch.zeros(E, self.xw_shape[3], dtype=self.dtype)
+        d_logit = torch.empty(E, max(tape.capacity for tape in self.tapes), dtype=self.dtype)
+        carry = torch.empty(4, E, B, H, dtype=self.dtype)
+        self.point(
+            d_mean=d_mean, d_remainder=d_remainder, d_state0=d_h, d_state1=d_c, d_xw=d_xw, d_flag=d_flag,
+            d_logit=d_logit, carry0=carry[0], carry1=carry[1], carry2=carry[2], carry3=carry[3],
+            end_dot=torch.empty(E, B, dtype=self.dtype),
+        )  # fmt: skip
+        self.weights(transpose=False)
+        loops = (ctypes.POINTER(Loop) * E)(*map(ctypes.pointer, self.loops))
+        getattr(self.lib.loop, f"backward_all_{self.suffix}")(loops, E, self.threads)
 
-        d_weight, d_halt = torch.empty_like(i.weight), torch.empty_like(i.halt)
+        P = i.weight_hh.shape[1]
+        d_weight, d_halt = torch.empty_like(i.weight_hh), torch.empty_like(i.halt)
+        d_bias_n = None if self.rules.kind is not GRU else torch.empty_like(i.h[:, 0])
         d_halt_bias = torch.empty_like(i.halt_bias)
-        d_bias_n = None if i.bias_n is None else torch.empty_like(i.bias_n)
-        P = i.weight.shape[1]
         for e, (tape, loop) in enumerate(zip(self.tapes, self.loops, strict=True)):
             used = loop.used
-            gates, prev, logit = tape.buffers["gates"][:used, :P], tape.buffers["prev0"][:used], logits[e][:used]
+            gates, prev, logit = tape.part("gates", used)[:, :P], tape.part("prev0", used), d_logit[e, :used]
             torch.mm(gates.t(), prev, out=d_weight[e])
-            torch.mv(prev.t(), logit, out=d_halt[e])
-            d_halt_bias[e] = logit.sum()
+            torch.mv(prev.t(), logit, out=d_halt[e, 0])
+            torch.sum(logit, 0, keepdim=True, out=d_halt_bias[e])
             if d_bias_n is not None:
-                d_bias_n[e] = gates[:, 2 * H :].sum(0)
-        return Inputs(d_xw, d_flag, d_weight, d_bias_n, d_halt, d_halt_bias, d_h, d_c)
+                torch.sum(gates[:, 2 * H :], 0, out=d_bias_n[e])
+        return Sums(d_xw, d_flag, d_weight, d_bias_n, d_halt, d_halt_bias, d_h, d_c)
 
     def trace(self) -> list[Update]:
         """Every update of the first network."""
-        tape, loop, at, u = self.tapes[0].buffers, self.loops[0], 0, 0
+        tape, used, at, u = self.tapes[0], self.loops[0].used, 0, 0
+        counts, rows = tape.places[tape.capacity :].tolist(), tape.places[:used].long()
+        prob, p = tape.part("prob", used).squeeze(1), tape.part("p", used).squeeze(1)
+        seen = tape.part("seen", used)
         updates = []
         for t in range(self.T):
             for n in range(1, int(self.steps[0, t].max()) + 1):
-                here = slice(at, at + int(tape["count"][u]))
-                rows = tape["row"][here].long()
-                updates.append(Update(t, n, rows, tape["prob"][here], tape["p"][here], tape["seen"][here]))
+                here = slice(at, at + counts[u])
+                updates.append(Update(t, n, rows[here], prob[here], p[here], seen[here]))
                 at, u = here.stop, u + 1
-        assert at == loop.used
+        assert at == used
         return updates

@@ -1,0 +1,224 @@
+"""The sweep: its plan, what it skips, what it makes of networks that fail, and its result rows."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pondertime import results, sweep
+from pondertime.cli import main
+from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, paper_grid
+from pondertime.runs import RunFolder
+from pondertime.sweep import Places, inline, plan, run_one, unfinished
+from pondertime.train import train
+from small_runs import SIZES, metrics, small, trained
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(tmp_path / "runs", tmp_path / "results")
+
+
+@pytest.fixture(autouse=True)
+def few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pondertime.evaluate.SEQUENCES", 200)
+
+
+def configs(**changes: Any) -> list[TrainConfig]:
+    return plan(small(iterations=20, **changes), (0.1, 0.01), 2, baseline=True)
+
+
+def outcomes(found: Iterator[tuple[TrainConfig, Any]]) -> dict[str, Any]:
+    return {config.name: outcome for config, outcome in found}
+
+
+def command(places: Places, *more: str) -> list[str]:
+    sizes = [word for k, v in SIZES.items() for word in ("--" + k.replace("_", "-"), str(v))]
+    where = ["--runs", str(places.runs), "--results", str(places.results)]
+    return ["sweep", "parity", *sizes, *where, "--taus", "0.1,0.01", "--seeds", "2", "--iterations", "20", *more]
+
+
+def assert_rows_equal_results(places: Places, every: list[TrainConfig]) -> None:
+    """One row a network, with the numbers of its result.json; curve, points and traces beside it."""
+    rows = {row.key: row for row in results.read_rows(places.results, "parity")}
+    assert rows.keys() == {sweep.key(c) for c in every}
+    curves = results.read_curves(places.results, "parity")
+    points = results.read_difficulty(places.results, "parity")
+    traced = results.read_traces(places.results, "parity")
+    for config in every:
+        folder, row = RunFolder(places.runs / config.name), rows[sweep.key(config)]
+        outcome = folder.result()
+        assert outcome is not None
+        for name in ("updates", "error", "target_error", "steps", "rho", "seconds"):
+            assert getattr(row, name) == outcome[name]
+        assert (row.task, row.workers, row.bpc, row.device) == ("parity", 1, None, "cpu")
+        assert curves[row.key].updates.tolist() == [line["updates"] for line in metrics(folder)]
+        assert curves[row.key].error.tolist() == pytest.approx([line["error"] for line in metrics(folder)])
+        assert [point.difficulty for point in points[row.key]] == list(range(1, 9))
+        assert len(traced[row.key]) == sweep.TRACED
+
+
+def test_the_plan():
+    every = plan(small(), (0.5, 0.25), 3, baseline=True)
+    assert [(c.tau, c.force_steps, c.seed) for c in every] == [
+        *((0.5, None, 1), (0.25, None, 1), (None, 1, 1)),
+        *((0.5, None, 2), (0.25, None, 2), (None, 1, 2)),
+        *((0.5, None, 3), (0.25, None, 3), (None, 1, 3)),
+    ]
+    assert len({c.name for c in every}) == 9
+    assert len(plan(small(), (0.5, 0.25), 3, baseline=False)) == 6
+    assert all(c.bits == 8 and c.iterations == 60 for c in every)
+    with pytest.raises(ConfigError, match=r"--tau: expected a number of at least 0, got nan"):
+        plan(small(), (0.5, float("nan")), 1, baseline=False)
+
+
+def test_the_grid_of_the_paper():
+    assert len(paper_grid("parity")) == 37 and len(paper_grid("wikipedia")) == 28
+    assert paper_grid("sort")[:3] == (0.0001, 0.0002, 0.0003) and paper_grid("sort")[-1] == 1.0
+    names = [c.name for c in plan(small(), paper_grid("parity"), 20, baseline=True)]
+    assert len(names) == len(set(names)) == 38 * 20
+
+
+def test_a_sweep_here_and_again(places: Places):
+    every = configs()
+    assert unfinished(every, places) == every
+    for outcome in outcomes(inline(every, places, 1)).values():
+        assert isinstance(outcome, results.Row)
+    assert_rows_equal_results(places, every)
+    assert unfinished(every, places) == []
+    assert unfinished([replace(c, iterations=10) for c in every], places) == []
+    more = [replace(c, iterations=30) for c in every]
+    assert unfinished(more, places) == more
+    # A row whose run has more to do is replaced.
+    run_one(more[0], places)
+    assert unfinished(more, places) == more[1:]
+    assert_rows_equal_results(places, [more[0], *every[1:]])
+
+
+def test_finished_runs_are_taken_over_without_training(places: Places, monkeypatch: pytest.MonkeyPatch):
+    config = configs()[0]
+    trained(places.runs / config.name, config)
+    monkeypatch.setattr("pondertime.train.synchronous_loop", lambda session: pytest.fail("it trains"))
+    assert unfinished([config], places) == [config]
+    run_one(config, places)
+    assert_rows_equal_results(places, [config])
+
+
+def test_two_processes_make_the_same_rows(places: Places, tmp_path: Path):
+    every = configs()
+    assert all(isinstance(o, results.Row) for o in outcomes(inline(every, places, 2)).values())
+    assert_rows_equal_results(places, every)
+    here = trained(tmp_path / "here", every[1])
+    assert metrics(RunFolder(places.runs / every[1].name)) == metrics(here)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_network_that_diverges_does_not_stop_the_rest(
+    places: Places, capsys: pytest.CaptureFixture[str], processes: int
+):
+    every = configs()
+    bad = every[1]
+    trained(places.runs / bad.name, replace(bad, iterations=10))
+    model = places.runs / bad.name / "checkpoint" / "model.safetensors"
+    good = model.read_bytes()
+    model.write_bytes(good[:-4] + b"\0\0\xc0\x7f")
+    with pytest.raises(SystemExit) as leave:
+        main(command(places, "--processes", str(processes)))
+    said = capsys.readouterr()
+    assert leave.value.code == 1
+    assert said.err.splitlines()[-1] == f"error: 1 of 6 networks failed, the first {bad.name}"
+    assert f"{bad.name}: the loss is not finite at iteration 10" in said.out
+    assert_rows_equal_results(places, [c for c in every if c != bad])
+    model.write_bytes(good)
+    main(command(places, "--processes", str(processes)))
+    assert "6 networks, 5 done, 1 to train" in capsys.readouterr().out
+    assert_rows_equal_results(places, every)
+
+
+def test_a_dry_run_only_says_what_it_would_do(places: Places, capsys: pytest.CaptureFixture[str]):
+    main(command(places, "--dry-run"))
+    said = capsys.readouterr().out
+    assert said.startswith("parity: 6 networks, 0 done, 6 to train on cpu\n  parity-tau0.1-seed1  20 iterations\n")
+    assert "\n  and 1 more\nabout " in said
+    assert not places.runs.exists() and not places.results.exists()
+
+
+def test_runs_of_other_settings_are_not_taken_for_done(places: Places, capsys: pytest.CaptureFixture[str]):
+    run_one(configs()[0], places)
+    with pytest.raises(SystemExit):
+        main(command(places, "--hidden-size", "8"))
+    assert "this run has hidden_size = 16, asked for 8" in capsys.readouterr().err
+
+
+def test_tables_that_cannot_be_read(places: Places):
+    places.results.mkdir()
+    (places.results / "parity.csv").write_text("nonsense")
+    with pytest.raises(ConfigError, match=r"parity.csv, line 1: expected the columns"):
+        unfinished(configs(), places)
+    with pytest.raises(RunError, match=r"trained, but the result tables cannot take it: .*parity.csv, line 1"):
+        run_one(configs()[0], places)
+    assert (places.results / "parity.csv").read_text() == "nonsense"
+
+
+def test_an_interrupt_stops_the_sweep(places: Places, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(config: TrainConfig, folder: RunFolder, **options: Any) -> dict[str, Any]:
+        if config.seed == 2:
+            signal.raise_signal(signal.SIGINT)
+        return train(config, folder, **options)
+
+    monkeypatch.setattr(sweep, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        outcomes(inline(configs(), places, 1))
+    assert len(unfinished(configs(), places)) == 3
+
+
+def sweep_elsewhere(every: list[TrainConfig], places: Places) -> None:
+    try:
+        outcomes(inline(every, places, 2))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def test_an_interrupt_stops_the_processes_with_their_checkpoints(places: Places):
+    every = [replace(c, iterations=1_000_000) for c in configs()]
+    context: Any = multiprocessing.get_context("forkserver")
+    process = context.Process(target=sweep_elsewhere, args=(every, places))
+    process.start()
+    first, second = (places.runs / c.name for c in every[:2])
+    end = time.monotonic() + 60
+    while not ((first / "checkpoint").exists() and (second / "checkpoint").exists()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    time.sleep(0.2)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(30)
+    assert process.exitcode == 130
+    for path in (first, second):
+        with RunFolder(path).locked():
+            saved = RunFolder(path).load()
+        assert saved is not None and saved[1]["updates"] > 0
+    assert len(list(places.runs.iterdir())) == 2
+
+
+def vanish(config: TrainConfig, places: Places, threads: int, pipe: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_is_one_failure(places: Places, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sweep, "work", vanish)
+    found = outcomes(inline(configs()[:3], places, 2))
+    assert [str(o) for o in found.values()] == [
+        "its process ended early (exit code -9); the same command goes on",
+    ] * 3
+    assert all(isinstance(o, RunError) and not isinstance(o, Interrupted) for o in found.values())
+
+
+def test_durations():
+    said = [sweep.total_time(s) for s in (0.2, 89, 100, 5399, 7200, 47 * 3600, 3 * 86400)]
+    assert said == ["1 s", "89 s", "2 min", "90 min", "2.0 h", "47.0 h", "3 days"]
