@@ -65,6 +65,13 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in files}
 
 
+def processes() -> Any:
+    """Where other processes come from; what takes long to load is loaded once."""
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pondertime.sweep", "pondertime.hogwild", "torch._dynamo"])
+    return context
+
+
 def train_elsewhere(config: TrainConfig, path: Path, checkpoint_seconds: float) -> None:
     torch.set_num_threads(1)
     train(config, RunFolder(path), checkpoint_seconds=checkpoint_seconds)
@@ -83,10 +90,8 @@ def updates(folder: RunFolder) -> int:
 
 def kill_after(config: TrainConfig, folder: RunFolder, ahead: int, pause: float) -> None:
     """Train in another process and kill it some updates from where it begins."""
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pondertime.train", "torch._dynamo"])
     before = updates(folder)
-    process = context.Process(target=train_elsewhere, args=(config, folder.path, 0.0))
+    process = processes().Process(target=train_elsewhere, args=(config, folder.path, 0.0))
     process.start()
     end = time.monotonic() + 60
     while updates(folder) < before + ahead and time.monotonic() < end:

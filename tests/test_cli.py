@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import multiprocessing
 import os
 import resource
 import shutil
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ import torch
 from pondertime.cli import COMMANDS, main
 from pondertime.runs import RunFolder, write_json
 from pondertime.train import train
-from small_runs import assert_same_run, contents, small, trained, updates
+from small_runs import assert_same_run, contents, processes, small, trained, updates
 
 SMALL = "--bits 8 --hidden-size 16 --batch-size 16 --max-steps 10 --log-every 20 --iterations"
 
@@ -218,7 +216,7 @@ def run_limited(args: list[str], folder: Path, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("size", "log_every", "words"),
-    [(300, 20, "File too large"), (1500, 20, "cannot be written ("), (9000, 1, "File too large")],
+    [(300, 20, "File too large"), (1500, 100, "cannot be written ("), (9000, 1, "File too large")],
     ids=["config", "weights", "metrics"],
 )
 def test_a_full_disk_loses_nothing(home: Path, size: int, log_every: int, words: str):
@@ -226,8 +224,7 @@ def test_a_full_disk_loses_nothing(home: Path, size: int, log_every: int, words:
     longer = small(log_every=log_every, iterations=200)
     before = contents(home)
     args = f"train parity {SMALL} 200 --log-every {log_every} --out other".split()
-    context: Any = multiprocessing.get_context("forkserver")
-    process = context.Process(target=run_limited, args=(args, home, size))
+    process = processes().Process(target=run_limited, args=(args, home, size))
     process.start()
     process.join()
     assert process.exitcode == 1
@@ -262,7 +259,7 @@ def test_ctrl_c_and_the_same_command_again(home: Path, capsys: pytest.CaptureFix
         main([*args, "--max-minutes", "0.003"])
     assert leave.value.code == 0
     assert "stopped by --max-minutes at iteration" in capsys.readouterr().err
-    assert updates(RunFolder(home / "new")) > done
+    assert updates(RunFolder(home / "new")) >= done
 
 
 def test_help_needs_no_torch():

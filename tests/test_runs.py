@@ -1,7 +1,6 @@
 """Run folders: who may use one, what survives in it, and what is said of one that is damaged."""
 
 import json
-import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from pondertime.config import ConfigError, RunError, TrainConfig, make_config
 from pondertime.runs import RunFolder, build, make_task, write_json
 from pondertime.train import train
-from small_runs import assert_same_run, contents, metrics, small, train_elsewhere, trained, updates, weights
+from small_runs import assert_same_run, contents, metrics, processes, small, train_elsewhere, trained, updates, weights
 
 
 def refused(folder: RunFolder, words: str, config: TrainConfig | None = None) -> None:
@@ -98,11 +97,9 @@ def hold(path: Path, ready: Any, leave: Any) -> None:
 
 
 def test_two_processes_on_one_folder(tmp_path: Path):
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pondertime.train", "torch._dynamo"])
     folder = trained(tmp_path / "run")
-    ready, leave = context.Event(), context.Event()
-    other = context.Process(target=hold, args=(folder.path, ready, leave))
+    ready, leave = processes().Event(), processes().Event()
+    other = processes().Process(target=hold, args=(folder.path, ready, leave))
     other.start()
     assert ready.wait(60)
     refused(folder, r"run: another process is training this run")
@@ -110,7 +107,7 @@ def test_two_processes_on_one_folder(tmp_path: Path):
     leave.set()
     other.join()
     first, second = (
-        context.Process(target=train_elsewhere, args=(small(iterations=80), folder.path, 0.0)) for _ in range(2)
+        processes().Process(target=train_elsewhere, args=(small(iterations=80), folder.path, 0.0)) for _ in range(2)
     )
     first.start()
     second.start()

@@ -1,6 +1,5 @@
 """The sweep: its plan, what it skips, what it makes of networks that fail, and its result rows."""
 
-import multiprocessing
 import os
 import signal
 import time
@@ -17,7 +16,7 @@ from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, p
 from pondertime.runs import RunFolder
 from pondertime.sweep import Places, inline, plan, run_one, unfinished
 from pondertime.train import train
-from small_runs import SIZES, metrics, small, trained
+from small_runs import SIZES, metrics, processes, small, trained
 
 
 @pytest.fixture
@@ -187,8 +186,7 @@ def sweep_elsewhere(every: list[TrainConfig], places: Places) -> None:
 
 def test_an_interrupt_stops_the_processes_with_their_checkpoints(places: Places):
     every = [replace(c, iterations=1_000_000) for c in configs()]
-    context: Any = multiprocessing.get_context("forkserver")
-    process = context.Process(target=sweep_elsewhere, args=(every, places))
+    process = processes().Process(target=sweep_elsewhere, args=(every, places))
     process.start()
     first, second = (places.runs / c.name for c in every[:2])
     end = time.monotonic() + 60

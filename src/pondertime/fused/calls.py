@@ -1,39 +1,53 @@
 """The loop in plain torch calls: needs no compiler, and serves E networks with batched products.
 
-Rows of all networks lie in one axis: row e * m + j is row j of network e. The networks keep the same number m of
-rows, that of the one with most running; ``alive`` marks the rows of the others that only fill up.
+Few calls an update are what makes it fast, so rows are dropped only where it pays and at the beginning of a
+segment. Within a segment the batch stays whole: a row that has halted is computed on with weight 0, and what
+concerns halting alone (p, N, R, the gradient of the halting unit) is done for all its updates at once.
+
+Rows of all networks lie in one axis: row e * m + j is row j of network e. The networks of a segment have the same
+number m of rows; where one has fewer running, rows that have halted fill it up.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pondertime.fused.common import GRU, LSTM, RNN_TANH, Inputs, Outputs, Rules, Sums, Update, nan_error, project
 
-# Rows of derivatives gathered before they are multiplied into the weight gradient.
-WEIGHT_ROWS = 512
+# Rows are dropped when no more than this share of a segment's still run.
+DROP_AT = 0.75
+# Updates that the first segment of an input step has room for, unless the last one needed more.
+ROOM = 4
 
-sigmoid_backward = torch.ops.aten.sigmoid_backward
-tanh_backward = torch.ops.aten.tanh_backward
+aten = torch.ops.aten
 
 
-class Step(NamedTuple):
-    """What the backward pass needs of one update; all rows of the batch where ``rows`` is None."""
+@dataclass
+class Segment:
+    """Some updates of the same rows at input step t; ``size`` of them were made."""
 
-    n: int
-    rows: Tensor | None  # [E m] places in [E B]
-    alive: Tensor | None  # [E m]; None: all
+    t: int
+    first: int  # the n of its first update
+    rows: Tensor | None  # [m] places among all rows; None: all of them
+    kept: Tensor | None  # [m] places among the rows of the segment before; None: the same rows
+    xw: Tensor  # [m, X] W_x x_t + b
     h0: Tensor
     c0: Tensor | None
-    gates: Tensor  # [E m, slots H]
-    h: Tensor
-    c: Tensor | None
-    tanh_c: Tensor | None
-    prob: Tensor
-    weight: Tensor  # p
-    going: Tensor | None  # [E m] which rows went on; None: all of them
-    kept: Tensor | None  # the places of the next update's rows among these; None: the same rows
+    totals: Tensor  # [room + 1, m] sums of h^n before each update
+    prob: Tensor  # [room, m]
+    h: Tensor  # [room, m, H]
+    gates: Tensor  # [room, m, slots H]; an RNN keeps none
+    c: Tensor
+    tanh_c: Tensor
+    size: int = 0
+    p: Tensor | None = None  # [size, m]
+    going: Tensor | None = None  # [size, m] whether another update follows
+
+    def cut(self) -> None:
+        """Forget the room that was not used."""
+        self.prob, self.h, self.gates = self.prob[: self.size], self.h[: self.size], self.gates[: self.size]
 
 
 class Run:
@@ -45,177 +59,216 @@ class Run:
         self.xw, self.bias_n = project(inputs, rules.kind)
         self.flag = inputs.weight_ih[:, :, -1].contiguous()
         self.halt = inputs.halt.squeeze(1)
-        self.halt_column = inputs.halt.transpose(1, 2).contiguous()
         self.halt_bias = inputs.halt_bias.squeeze(1)
         self.transposed = inputs.weight_hh.transpose(1, 2).contiguous()
-        self.steps: list[list[Step]] = []
+        self.threshold = 1 - rules.epsilon
+        self.limit = rules.force_steps or rules.max_steps
+        self.room = ROOM
+        self.segments: list[Segment] = []
         self.out = self.forward()
 
-    def product(self, a: Tensor, weight: Tensor, add: Tensor | None = None) -> Tensor:
-        """a [E m, k] times weight [E, k, n], plus ``add`` [E m, n]."""
+    def product(self, a: Tensor, weight: Tensor, add: Tensor | None, out: Tensor) -> Tensor:
+        """out = a [E m, k] times weight [E, k, n], plus ``add`` [E m, n]."""
         if self.E == 1:
-            return torch.mm(a, weight[0]) if add is None else torch.addmm(add, a, weight[0])
-        stacked = a.view(self.E, -1, a.shape[1])
+            return torch.mm(a, weight[0], out=out) if add is None else torch.addmm(add, a, weight[0], out=out)
+        a, made = a.view(self.E, -1, a.shape[1]), out.view(self.E, -1, out.shape[1])
         if add is None:
-            return torch.bmm(stacked, weight).flatten(0, 1)
-        return torch.baddbmm(add.view(self.E, -1, add.shape[1]), stacked, weight).flatten(0, 1)
+            made.copy_(torch.bmm(a, weight))
+        else:
+            made.copy_(torch.baddbmm(add.view(made.shape), a, weight))
+        return out
 
     def spread(self, a: Tensor, m: int) -> Tensor:
-        """One row a network ``[E, k]``, for each of its m rows: ``[E m, k]`` or something that broadcasts."""
-        return a if self.E == 1 else a.unsqueeze(1).expand(-1, m, *a.shape[1:]).flatten(0, 1)
+        """One row a network ``[E, ...]``, for each of its rows: ``[m, ...]`` or what broadcasts to it."""
+        return a if self.E == 1 else a.repeat_interleave(m // self.E, 0)
 
-    def choose(self, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The places of the true rows of each network, filled up to the largest count, and which are real."""
+    def choose(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The places of each network's true rows, filled up to the largest count, and which of them are true."""
         if self.E == 1:
-            return mask.nonzero().squeeze(1), None
+            places = mask.nonzero().squeeze(1)
+            return places, mask.new_ones(len(places))
         mask = mask.view(self.E, -1)
-        counts = mask.sum(1)
-        m = int(counts.max())
+        m = int(mask.sum(1).max())
         order = torch.argsort(mask.to(torch.int8), dim=1, descending=True, stable=True)[:, :m]
         places = (order + torch.arange(self.E).unsqueeze(1) * mask.shape[1]).flatten()
-        alive = None if int(counts.min()) == m else (torch.arange(m) < counts.unsqueeze(1)).flatten()
-        return places, alive
-
-    def activate(self, x: Tensor, h0: Tensor, c0: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """One update: the gates' activations, h, c and tanh(c)."""
-        H, kind = self.H, self.rules.kind
-        if kind is GRU:
-            assert self.bias_n is not None
-            gates = h0.new_empty(len(h0), 4 * H)
-            gates[:, : 3 * H] = self.product(h0, self.transposed)
-            r, z, q, v = gates.chunk(4, 1)
-            gates[:, : 2 * H].add_(x[:, : 2 * H]).sigmoid_()
-            q += self.spread(self.bias_n, len(h0) // self.E)
-            torch.addcmul(x[:, 2 * H :], r, q, out=v)
-            v.tanh_()
-            return gates, torch.lerp(v, h0, z), None, None
-        gates = self.product(h0, self.transposed, x)
-        if kind is LSTM:
-            assert c0 is not None
-            i, f, g, o = gates.chunk(4, 1)
-            gates[:, : 2 * H].sigmoid_()
-            g.tanh_()
-            o.sigmoid_()
-            c = torch.mul(f, c0).addcmul_(i, g)
-            tanh_c = torch.tanh(c)
-            return gates, torch.mul(o, tanh_c), c, tanh_c
-        gates = gates.tanh_() if kind is RNN_TANH else gates.relu_()
-        # The gates become derivatives in the backward pass, so h is a tensor of its own.
-        return gates, gates.clone() if self.keep else gates, None, None
+        return places, mask.gather(1, order).flatten()
 
     def forward(self) -> Outputs:
-        i, E, T, B, H = self.inputs, self.E, self.T, self.B, self.H
+        E, T, B, H, i = self.E, self.T, self.B, self.H, self.inputs
         mean = self.xw.new_zeros(T, E * B, H)
         steps, remainder = torch.zeros(T, E * B, dtype=torch.int64), self.xw.new_zeros(T, E * B)
         h = i.h.reshape(E * B, H)
         c = None if i.c is None else i.c.reshape(E * B, H)
         for t in range(T):
-            rows, alive = None, None
-            lengths = self.rules.lengths
-            if lengths is not None and not bool((lengths > t).all()):
-                rows, alive = self.choose((lengths > t).flatten())
-            if rows is not None and len(rows) == 0:
-                self.steps.append([])
+            present = None if self.rules.lengths is None else (self.rules.lengths > t).flatten()
+            if present is not None and bool(present.all()):
+                present = None
+            if present is not None and not bool(present.any()):
                 continue
             mean_c = None if c is None else torch.zeros_like(c)
-            self.steps.append([])
-            self.ponder(t, rows, alive, h, c, mean[t], mean_c, steps[t], remainder[t])
+            for s in self.ponder(t, present, h, c):
+                self.add_up(s, mean[t], mean_c, steps[t], remainder[t])
+                if self.keep:
+                    self.segments.append(s)
             if mean[t].isnan().any():
                 raise nan_error(t, int(steps[t][mean[t].isnan().any(1)].min()))
-            if rows is None:
+            if present is None:
                 h, c = mean[t], mean_c
             else:
-                real = rows if alive is None else rows[alive]
-                h = h.index_copy(0, real, mean[t][real])
-                c = None if c is None or mean_c is None else c.index_copy(0, real, mean_c[real])
-        shape = (E, B, H)
+                column = present.unsqueeze(1)
+                h = torch.where(column, mean[t], h)
+                c = None if c is None or mean_c is None else torch.where(column, mean_c, c)
         return Outputs(
             mean.view(T, E, B, H).transpose(0, 1),
-            h.reshape(shape).clone(),
-            None if c is None else c.reshape(shape).clone(),
+            h.reshape(E, B, H).clone(),
+            None if c is None else c.reshape(E, B, H).clone(),
             steps.view(T, E, B).transpose(0, 1),
             remainder.view(T, E, B).transpose(0, 1),
         )
 
-    def ponder(
+    def ponder(self, t: int, present: Tensor | None, h: Tensor, c: Tensor | None) -> Iterator[Segment]:
+        """The segments of input step t, one after the other."""
+        xw = self.xw[:, t].flatten(0, 1)
+        rows, kept, total, n = None, None, h.new_zeros(len(h)), 1
+        if present is not None:
+            rows, real = self.choose(present)
+            xw, h, total = xw[rows], h[rows], torch.where(real, 0.0, 2.0).to(h.dtype)
+            c = None if c is None else c[rows]
+        while True:
+            s = self.begin(t, n, rows, kept, xw, h, c, total)
+            running = self.fill(s)
+            yield s
+            n += s.size
+            if running == 0 or n > self.limit:
+                return
+            h, total = s.h[s.size - 1], s.totals[s.size]
+            c, kept = None if c is None else s.c[s.size - 1], None
+            if running <= DROP_AT * len(h):
+                kept, real = self.choose(total < self.threshold)
+                rows, xw, h = kept if rows is None else rows[kept], xw[kept], h[kept]
+                total = torch.where(real, total[kept], 2.0)
+                c = None if c is None else c[kept]
+
+    def begin(
         self,
         t: int,
+        n: int,
         rows: Tensor | None,
-        alive: Tensor | None,
+        kept: Tensor | None,
+        xw: Tensor,
         h: Tensor,
         c: Tensor | None,
-        mean: Tensor,
-        mean_c: Tensor | None,
-        steps: Tensor,
-        remainder: Tensor,
-    ) -> None:
-        """The updates of input step t; fills the means, N and R of the rows."""
-        rules = self.rules
-        xw = self.xw[:, t].flatten(0, 1)
-        if rows is not None:
-            xw, h = xw[rows], h[rows]
-            c = None if c is None else c[rows]
-        x = xw + self.spread(self.flag, len(xw) // self.E)
-        total = h.new_zeros(len(h))
-        threshold = 1 - rules.epsilon
-        limit = rules.force_steps or rules.max_steps
-        for n in range(1, limit + 1):
-            h0, c0 = h, c
-            gates, h, c, tanh_c = self.activate(x, h0, c0)
-            x = xw
-            if rules.force_steps is None:
-                logit = self.product(h, self.halt_column).squeeze(1)
-                prob = logit.add_(self.spread(self.halt_bias, len(h) // self.E)).sigmoid_()
-                going = (total + prob < threshold) if n < limit else torch.zeros(len(h), dtype=torch.bool)
-                weight = torch.where(going, prob, 1 - total)
+        total: Tensor,
+    ) -> Segment:
+        """An empty segment with room for some updates."""
+        m, H = h.shape
+        room = min(self.room if n == 1 else 2 * self.room, self.limit - n + 1)
+        slots = self.rules.kind.slots if self.rules.kind.slots > 1 else 0
+        leaf = 1 if c is not None else 0
+        totals = h.new_empty(room + 1, m)
+        totals[0] = total
+        return Segment(
+            t, n, rows, kept, xw, h, c, totals, h.new_empty(room, m), h.new_empty(room, m, H),
+            h.new_empty(room, m, slots * H), h.new_empty(leaf * room, m, H), h.new_empty(leaf * room, m, H),
+        )  # fmt: skip
+
+    def fill(self, s: Segment) -> int:
+        """Make updates until the room is used, rows can be dropped or all have halted; returns how many run."""
+        m, forced = len(s.h0), self.rules.force_steps is not None
+        x = s.xw + self.spread(self.flag, m) if s.first == 1 else s.xw
+        bias, column = self.spread(self.halt_bias, m), self.halt.unsqueeze(2)
+        h, c = s.h0, s.c0
+        running = m
+        for k, (prob, before, total) in enumerate(zip(s.prob, s.totals, s.totals[1:], strict=False)):
+            h, c = self.update(s, k, x, h, c)
+            x = s.xw
+            s.size = k + 1
+            if forced:
+                prob.fill_(float(s.first + k == self.limit))
             else:
-                prob = weight = torch.full((len(h),), float(n == limit), dtype=h.dtype)
-                going = torch.full((len(h),), n < limit)
-            if alive is not None:
-                weight, going = weight * alive, going & alive
-            column = weight.unsqueeze(1)
-            for whole, part in ((mean, h), (mean_c, c)):
-                if whole is not None and part is not None:
-                    _ = whole.addcmul_(column, part) if rows is None else whole.index_add_(0, rows, column * part)
-            kept, still = self.choose(going)
-            full = len(kept) == len(h) and still is None
-            if self.keep:
-                after = (None, None) if full else (going, kept)
-                self.steps[t].append(Step(n, rows, alive, h0, c0, gates, h, c, tanh_c, prob, weight, *after))
-            if full:
-                total = total + prob
+                self.product(h, column, None, prob.unsqueeze(1))
+                prob.add_(bias).sigmoid_()
+            torch.add(before, prob, out=total)
+            running = int((total < self.threshold).sum())
+            if running <= DROP_AT * m:
+                break
+        if s.first == 1:
+            self.room = max(ROOM, s.size)
+        return running
+
+    def update(self, s: Segment, k: int, x: Tensor, h0: Tensor, c0: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Update number k of a segment: s^n from s^{n-1}, its activations kept."""
+        H, kind, h = self.H, self.rules.kind, s.h[k]
+        if kind is LSTM:
+            assert c0 is not None
+            gates, c, tanh_c = s.gates[k], s.c[k], s.tanh_c[k]
+            self.product(h0, self.transposed, x, gates)
+            i, f, g, o = gates.split(H, 1)
+            gates[:, : 2 * H].sigmoid_()
+            g.tanh_()
+            o.sigmoid_()
+            torch.mul(f, c0, out=c).addcmul_(i, g)
+            torch.tanh(c, out=tanh_c)
+            return torch.mul(o, tanh_c, out=h), c
+        if kind is GRU:
+            assert self.bias_n is not None
+            gates = s.gates[k]
+            r, z, q, v = gates.split(H, 1)
+            gates[:, : 3 * H] = self.product(h0, self.transposed, None, h0.new_empty(len(h0), 3 * H))
+            gates[:, : 2 * H].add_(x[:, : 2 * H]).sigmoid_()
+            q += self.spread(self.bias_n, len(h0))
+            torch.addcmul(x[:, 2 * H :], r, q, out=v).tanh_()
+            return torch.lerp(v, h0, z, out=h), None
+        self.product(h0, self.transposed, x, h)
+        return (h.tanh_() if kind is RNN_TANH else h.relu_()), None
+
+    def add_up(self, s: Segment, mean: Tensor, mean_c: Tensor | None, steps: Tensor, remainder: Tensor) -> None:
+        """p of a segment's updates, and their shares of the means, N and R of the rows."""
+        s.cut()
+        before, after = s.totals[: s.size], s.totals[1 : s.size + 1]
+        made, going = before < self.threshold, after < self.threshold
+        if s.first + s.size - 1 == self.limit:
+            going[-1] = False
+        last = made & ~going
+        R = torch.where(last, 1 - before, 0)
+        s.p = torch.where(going, s.prob, R)
+        if self.rules.force_steps is not None:
+            s.p = s.prob
+        s.going = going
+        counts, R = made.sum(0), R.sum(0)
+        for whole, parts in ((mean, s.h), (mean_c, s.c)):
+            if whole is None:
                 continue
-            ended = ~going if alive is None else ~going & alive
-            places = ended.nonzero().squeeze(1)
-            where = places if rows is None else rows[places]
-            steps[where] = n
-            remainder[where] = weight[places]
-            if len(kept) == 0:
-                return
-            total, xw, h = (total + prob)[kept], xw[kept], h[kept]
-            x, c = xw, None if c is None else c[kept]
-            rows, alive = kept if rows is None else rows[kept], still
+            total = whole if s.rows is None else torch.zeros_like(s.h0)
+            for p, part in zip(s.p.unsqueeze(2), parts, strict=False):
+                total.addcmul_(p, part)
+            if s.rows is not None:
+                whole.index_add_(0, s.rows, total)
+        if s.rows is None:
+            steps += counts
+            remainder += R
+        else:
+            steps.index_add_(0, s.rows, counts)
+            remainder.index_add_(0, s.rows, R)
 
     def backward(self, d_mean: Tensor, d_h: Tensor, d_c: Tensor | None, d_remainder: Tensor) -> Sums:
         """The sums of the backward pass. What the forward pass kept is used up."""
-        E, T, B, H = self.E, self.T, self.B, self.H
+        E, B, H = self.E, self.B, self.H
         G = d_h.reshape(E * B, H).clone()
         Gc = None if d_c is None else d_c.reshape(E * B, H).clone()
         grad = Gradients(self)
-        for t in reversed(range(T)):
-            steps = self.steps.pop()
-            if not steps:
-                continue
-            present, alive = steps[0].rows, steps[0].alive
-            d_mean_t, r = d_mean[:, t].flatten(0, 1), d_remainder[:, t].flatten()
-            if present is None:
-                G, Gc = grad.input_step(t, steps, G + d_mean_t, Gc, r)
-                continue
-            real = slice(None) if alive is None else alive
-            rows = present[real]
-            D, Dc = grad.input_step(t, steps, G.index_add(0, rows, d_mean_t[rows]), Gc, r)
-            G = G.index_copy(0, rows, D[real])
-            Gc = None if Gc is None or Dc is None else Gc.index_copy(0, rows, Dc[real])
+        while self.segments:
+            steps = [self.segments.pop()]
+            while steps[-1].first > 1:
+                steps.append(self.segments.pop())
+            first = steps[-1]
+            real = slice(None) if first.rows is None else first.totals[0] < self.threshold
+            rows = slice(None) if first.rows is None else first.rows[real]
+            G[rows] += d_mean[:, first.t].flatten(0, 1)[rows]
+            D, Dc = grad.input_step(steps, G, Gc, d_remainder[:, first.t].flatten())
+            G[rows] = D[real]
+            if Gc is not None and Dc is not None:
+                Gc[rows] = Dc[real]
         grad.flush()
         shape = (E, B, H)
         return Sums(
@@ -225,12 +278,20 @@ class Run:
 
     def trace(self) -> list[Update]:
         """Every update of the first network."""
+        updates = []
         everyone = torch.arange(self.B)
-        return [
-            Update(t, s.n, everyone if s.rows is None else s.rows, s.prob, s.weight, s.h)
-            for t, steps in enumerate(self.steps)
-            for s in steps
-        ]
+        for s in self.segments:
+            assert s.p is not None
+            made = s.totals[: s.size] < self.threshold
+            rows = everyone if s.rows is None else s.rows
+            for k in range(s.size):
+                m = made[k]
+                updates.append(Update(s.t, s.first + k, rows[m], s.prob[k][m], s.p[k][m], s.h[k][m]))
+        return updates
+
+
+# Rows of derivatives gathered before they are multiplied into the weight gradient.
+WEIGHT_ROWS = 512
 
 
 class Gradients:
@@ -243,122 +304,132 @@ class Gradients:
         )
         self.bias_n = None if run.bias_n is None else torch.zeros_like(run.bias_n)
         self.pending: list[tuple[Tensor, Tensor]] = []
+        self.waiting = 0
 
     def input_step(
-        self, t: int, steps: list[Step], G: Tensor, Gc: Tensor | None, d_remainder: Tensor
+        self, segments: list[Segment], G: Tensor, Gc: Tensor | None, r: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """The updates of input step t backwards; returns the derivatives by s_{t-1} of its rows."""
-        run = self.run
-        D: Tensor | None = None
-        Dc: Tensor | None = None
-        end_dot = torch.empty(len(G), dtype=G.dtype)
-        d_xw = G.new_zeros(len(G), self.xw.shape[3])
-        while steps:
-            s = steps.pop()
-            g, gc = (G, Gc) if s.rows is None else (G[s.rows], None if Gc is None else Gc[s.rows])
-            if s.kept is not None:
-                D, Dc = self.back(s, D, Dc)
-            assert D is not None
-            dot = torch.linalg.vecdot(g, s.h)
-            if gc is not None and s.c is not None:
-                dot += torch.linalg.vecdot(gc, s.c)
-            d_logit = self.by_logit(s, dot, end_dot, d_remainder)
-            dh = torch.addcmul(D, s.weight.unsqueeze(1), g)
-            if d_logit is not None:
-                dh.addcmul_(d_logit.unsqueeze(1), run.spread(run.halt, len(dh) // run.E))
-                self.by_halt(d_logit, s.h)
-            dc = None if gc is None or Dc is None else torch.addcmul(Dc, s.weight.unsqueeze(1), gc)
-            direct, Dc, d_x = self.by_gates(s, dh, dc)
-            mask = None if s.alive is None else s.alive.unsqueeze(1)
-            if mask is not None:
-                s.gates.mul_(mask)
-                d_x = d_x * mask
-            _ = d_xw.add_(d_x) if s.rows is None else d_xw.index_add_(0, s.rows, d_x)
-            if self.bias_n is not None:
-                self.bias_n += s.gates[:, 2 * run.H : 3 * run.H].reshape(run.E, -1, run.H).sum(1)
-            if s.n == 1:
-                self.flag += d_x.view(run.E, -1, d_x.shape[1]).sum(1)
-            P = run.inputs.weight_hh.shape[1]
-            D = run.product(s.gates[:, :P], run.inputs.weight_hh, direct)
-            if mask is not None:
-                D, Dc = D * mask, None if Dc is None else Dc * mask
-            self.by_weight(s.gates[:, :P], s.h0)
-        self.xw[:, t] = d_xw.view(run.E, -1, d_xw.shape[1])
+        """The segments of an input step, the last one first; returns the derivatives by s_{t-1} of its rows."""
+        end_dot = G.new_zeros(len(G))
+        D = Dc = kept = None
+        for s in segments:
+            m = s.h0.new_zeros
+            if D is None or kept is not None:
+                parts = [None if a is None else (a, m(s.h0.shape)) for a in (D, Dc)]
+                D, Dc = (m(s.h0.shape) if part is None else part[1].index_add_(0, kept, part[0]) for part in parts)
+            D, Dc = self.segment(s, G, Gc, end_dot, r, D, None if Gc is None else Dc)
+            kept = s.kept
         assert D is not None
         return D, Dc
 
-    def back(self, s: Step, D: Tensor | None, Dc: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Derivatives of the rows that went on, among all rows of the update; zeros for those that ended."""
-        assert s.kept is not None
-        whole = torch.zeros_like(s.h)
-        whole_c = None if s.c is None else torch.zeros_like(s.c)
-        if D is not None and len(s.kept):
-            # Rows that fill up have derivatives of zero, so adding them to any row is harmless.
-            whole.index_add_(0, s.kept, D)
-            if whole_c is not None and Dc is not None:
-                whole_c.index_add_(0, s.kept, Dc)
-        return whole, whole_c
+    def segment(
+        self, s: Segment, G: Tensor, Gc: Tensor | None, end_dot: Tensor, r: Tensor, D: Tensor, Dc: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """A segment backwards: from the derivatives by its last state to those by the state before it."""
+        run = self.run
+        assert s.p is not None
+        if s.rows is not None:
+            G, Gc = G[s.rows], None if Gc is None else Gc[s.rows]
+        d_logit = self.by_halting(s, G, Gc, end_dot, r)
+        if run.rules.kind.slots == 1:
+            s.gates = torch.empty_like(s.h)
+        halt = run.spread(run.halt, len(G))
+        for k in reversed(range(s.size)):
+            p = s.p[k].unsqueeze(1)
+            dh = torch.addcmul(D, p, G)
+            if d_logit is not None:
+                dh.addcmul_(d_logit[k].unsqueeze(1), halt)
+            dc = None if Dc is None or Gc is None else torch.addcmul(Dc, p, Gc)
+            D, Dc = self.update(s, k, dh, dc)
+        self.by_sums(s)
+        return D, Dc
 
-    def by_logit(self, s: Step, dot: Tensor, end_dot: Tensor, d_remainder: Tensor) -> Tensor | None:
-        """d(loss)/d(h^n) h^n (1 - h^n) = (G . (s^n - s^N) - r) h^n (1 - h^n) for n < N, 0 for n = N."""
-        if self.run.rules.force_steps is not None:
+    def by_halting(self, s: Segment, G: Tensor, Gc: Tensor | None, end_dot: Tensor, r: Tensor) -> Tensor | None:
+        """d(loss)/d(h^n) h^n (1 - h^n) = (G . (s^n - s^N) - r) h^n (1 - h^n) for n < N, 0 for n = N; [size, m]."""
+        run = self.run
+        if run.rules.force_steps is not None:
             return None
-        rows = slice(None) if s.rows is None else s.rows
-        if s.going is not None and s.kept is not None:
-            ended = ~s.going if s.alive is None else ~s.going & s.alive
-            places = ended.nonzero().squeeze(1)
-            end_dot[places if s.rows is None else s.rows[places]] = dot[places]
-            if len(s.kept) == 0:
-                return None
-        d = (dot - end_dot[rows] - d_remainder[rows]) * s.prob * (1 - s.prob)
-        return d if s.going is None else torch.where(s.going, d, 0)
-
-    def by_gates(self, s: Step, dh: Tensor, dc: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Turn the gates' activations into derivatives; returns the direct parts by h0, c0, and the one by W_x x."""
-        kind = self.run.rules.kind
-        if kind is LSTM:
-            assert dc is not None and s.tanh_c is not None and s.c0 is not None
-            i, f, g, o = s.gates.chunk(4, 1)
-            dc = dc + tanh_backward(dh * o, s.tanh_c)
-            d_c0 = dc * f
-            sigmoid_backward(dh * s.tanh_c, o, grad_input=o)
-            d_i = dc * g
-            tanh_backward(dc * i, g, grad_input=g)
-            sigmoid_backward(d_i, i, grad_input=i)
-            sigmoid_backward(dc * s.c0, f, grad_input=f)
-            return None, d_c0, s.gates
-        if kind is GRU:
-            r, z, q, v = s.gates.chunk(4, 1)
-            dv = tanh_backward(dh * (1 - z), v)
-            dz = sigmoid_backward(dh * (s.h0 - v), z)
-            dr = sigmoid_backward(dv * q, r)
-            direct = dh * z
-            torch.mul(dv, r, out=q)
-            r.copy_(dr)
-            z.copy_(dz)
-            v.copy_(dv)
-            return direct, None, torch.cat([dr, dz, dv], 1)
-        if kind is RNN_TANH:
-            tanh_backward(dh, s.gates, grad_input=s.gates)
+        assert s.going is not None
+        dot = torch.linalg.vecdot(s.h, G)
+        if Gc is not None:
+            dot += torch.linalg.vecdot(s.c[: s.size], Gc)
+        last = (s.totals[: s.size] < run.threshold) & ~s.going
+        ended = torch.where(last, dot, 0).sum(0)
+        if s.rows is None:
+            end_dot += ended
         else:
-            s.gates.copy_(dh * (s.gates > 0))
-        return None, None, s.gates
+            end_dot.index_add_(0, s.rows, ended)
+            end_dot, r = end_dot[s.rows], r[s.rows]
+        d_logit = torch.where(s.going, (dot - end_dot - r) * s.prob * (1 - s.prob), 0)
+        each = d_logit.view(s.size, run.E, -1).transpose(0, 1).reshape(run.E, 1, -1)
+        self.halt += torch.bmm(each, self.by_network(s.h)).squeeze(1)
+        self.halt_bias += each.sum((1, 2))
+        return d_logit
 
-    def by_halt(self, d_logit: Tensor, h: Tensor) -> None:
-        d = d_logit.view(self.run.E, 1, -1)
-        self.halt += torch.bmm(d, h.view(self.run.E, -1, h.shape[1])).squeeze(1)
-        self.halt_bias += d.sum((1, 2))
+    def by_network(self, a: Tensor) -> Tensor:
+        """``[k, E m, w]`` as ``[E, k m, w]``."""
+        (k, rows, width), E = a.shape, self.run.E
+        return a.view(k, E, rows // E, width).transpose(0, 1).reshape(E, k * rows // E, width)
 
-    def by_weight(self, d_gates: Tensor, h0: Tensor) -> None:
-        self.pending.append((d_gates, h0))
-        if sum(len(h) for _, h in self.pending) >= WEIGHT_ROWS * self.run.E:
+    def update(self, s: Segment, k: int, dh: Tensor, dc: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Update k of a segment backwards: activations become derivatives; returns those by s^{n-1}."""
+        run, H = self.run, self.run.H
+        kind, gates = run.rules.kind, s.gates[k]
+        h0, c0 = (s.h0, s.c0) if k == 0 else (s.h[k - 1], s.c[k - 1] if dc is not None else None)
+        direct = None
+        d_c0 = None
+        if kind is LSTM:
+            assert dc is not None and c0 is not None
+            tanh_c = s.tanh_c[k]
+            i, f, g, o = gates.split(H, 1)
+            dc += aten.tanh_backward(dh * o, tanh_c)
+            d_c0 = dc * f
+            aten.sigmoid_backward(dh.mul_(tanh_c), o, grad_input=o)
+            d_i = dc * g
+            aten.tanh_backward(dc * i, g, grad_input=g)
+            aten.sigmoid_backward(d_i, i, grad_input=i)
+            aten.sigmoid_backward(dc.mul_(c0), f, grad_input=f)
+        elif kind is GRU:
+            r, z, q, v = gates.split(H, 1)
+            direct, d_z = dh * z, dh * (h0 - v)
+            d_v = aten.tanh_backward(dh.mul_(1 - z), v)
+            aten.sigmoid_backward(d_z, z, grad_input=z)
+            v.copy_(d_v)
+            d_r = d_v * q
+            torch.mul(d_v, r, out=q)
+            aten.sigmoid_backward(d_r, r, grad_input=r)
+            gates = gates[:, : 3 * H]
+        elif kind is RNN_TANH:
+            aten.tanh_backward(dh, s.h[k], grad_input=gates)
+        else:
+            aten.threshold_backward(dh, s.h[k], 0, grad_input=gates)
+        return run.product(gates, run.inputs.weight_hh, direct, torch.empty_like(dh)), d_c0
+
+    def by_sums(self, s: Segment) -> None:
+        """What a segment's derivatives add to the sums."""
+        run, H, gates = self.run, self.run.H, s.gates
+        d_x, first = gates.sum(0), gates[0]
+        if self.bias_n is not None:
+            self.bias_n += d_x[:, 2 * H : 3 * H].reshape(run.E, -1, H).sum(1)
+            d_x, first = (torch.cat([a[:, : 2 * H], a[:, 3 * H :]], 1) for a in (d_x, first))
+        whole = self.xw[:, s.t]
+        if s.rows is None:
+            whole += d_x.view(whole.shape)
+        elif run.E == 1:
+            whole[0].index_add_(0, s.rows, d_x)
+        else:
+            self.xw[:, s.t] = whole.flatten(0, 1).index_add(0, s.rows, d_x).view(whole.shape)
+        if s.first == 1:
+            self.flag += first.view(run.E, -1, first.shape[1]).sum(1)
+        P = run.inputs.weight_hh.shape[1]
+        self.pending += [(gates[:1, :, :P], s.h0.unsqueeze(0)), (gates[1:, :, :P], s.h[:-1])]
+        self.waiting += gates.shape[0] * gates.shape[1]
+        if self.waiting >= WEIGHT_ROWS * run.E:
             self.flush()
 
     def flush(self) -> None:
         """Add the gathered rows to the weight gradient with one product."""
-        if not self.pending:
-            return
-        E = self.run.E
-        d, h = (torch.cat([a.view(E, -1, a.shape[1]) for a in parts], 1) for parts in zip(*self.pending, strict=True))
-        self.weight.baddbmm_(d.transpose(1, 2), h)
-        self.pending = []
+        if self.pending:
+            d, h = (torch.cat([self.by_network(a) for a in parts], 1) for parts in zip(*self.pending, strict=True))
+            self.weight.baddbmm_(d.transpose(1, 2), h)
+        self.pending, self.waiting = [], 0
