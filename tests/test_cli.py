@@ -70,12 +70,10 @@ train parity --tau x => --tau: expected a number, got 'x'; see pondertime train 
 train parity --tau => Missing value for argument '--tau'
 train parity --tau -1 => --tau: expected a number of at least 0, got -1.0
 train parity --tau nan => --tau: expected a number of at least 0, got nan
-train parity --tau inf => --tau: expected a number of at least 0, got inf
 train parity --seed -1 => --seed: expected a number from 0 to 2^63 - 1, got -1
 train parity --seed 1.5 => --seed: expected a whole number, got '1.5'
 train parity --seed 99999999999999999999 => --seed: expected a number from 0
 train parity --bits 0 => --bits: expected a number of at least 1, got 0
-train parity --bits many => --bits: expected a whole number, got 'many'
 train parity --data short.txt => parity has no option --data
 train logic --bits 8 => logic has no option --bits
 train sort --length 10 => sort has no option --length
@@ -88,7 +86,6 @@ train parity --backend foo => backend: expected one of 'auto', 'reference'
 train parity --iterations 0 => --iterations: expected a number of at least 1, got 0
 train parity --hidden-size -4 => --hidden-size: expected a number of at least 1, got -4
 train parity --hidden-size 1000000000 => not enough memory; try a smaller --batch-size, --hidden-size
-train parity --batch-size 0 => --batch-size: expected a number of at least 1
 train parity --workers 0 => --workers: expected a number of at least 1
 train parity --max-steps 0 => --max-steps: expected a number of at least 1
 train parity --epsilon 1 => --epsilon: expected a number between 0 and 1, got 1.0
@@ -96,7 +93,6 @@ train parity --halt-bias inf => --halt-bias: expected a finite number, got inf
 train parity --learning-rate 0 => --learning-rate: expected a positive number, got 0.0
 train parity --clip 0 => --clip: expected a positive number, got 0.0
 train parity --tau-warmup -1 => --tau-warmup: expected 0 or more, got -1
-train parity --log-every 0 => --log-every: expected a number of at least 1
 train parity --until-error 5 => --until-error: expected a share between 0 and 1, got 5.0
 train parity --max-minutes 0 => --max-minutes: expected a positive number, got 0.0
 train parity --no-act --tau 0.1 => --no-act trains without ACT: it takes neither --tau nor --force-steps
@@ -122,7 +118,6 @@ evaluate => Missing from pondertime evaluate: RUN
 evaluate missing => missing: no run here (there is no config.json)
 evaluate file => file: no run here
 evaluate empty => empty: no run here
-evaluate photos => photos: no run here
 evaluate early => early: no checkpoint yet
 evaluate cut => cut/checkpoint: not a whole checkpoint
 evaluate nonsense => nonsense/config.json: cannot be read
@@ -132,10 +127,8 @@ evaluate run --sequences 0 => --sequences: expected a number of at least 1, got 
 evaluate run --device tpu => --device: expected cpu, cuda or auto, got 'tpu'
 evaluate run --sequences 9 --results file => file: File exists
 evaluate run --sequences 9 --results tables => the result tables cannot take it: tables/parity.csv, line 1
-sweep => Missing from pondertime sweep: TASK
 sweep parity --taus a,b => --taus: expected numbers such as 0.1,0.01, got 'a,b'
 sweep parity --taus 0.1,0.1 => --taus: expected different numbers such as 0.1,0.01
-sweep parity --taus , => --taus: expected different numbers
 sweep parity --taus 0.1,-1 => --tau: expected a number of at least 0, got -1.0
 sweep parity --seeds 0 => --seeds: expected a number of at least 1, got 0
 sweep parity --seeds -3 => --seeds: expected a number of at least 1, got -3
@@ -191,17 +184,20 @@ def test_gpus(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert "the workers of Hogwild share memory on the CPU" in fails(wrong, capsys)
 
 
+@pytest.mark.parametrize("command", [f"train parity {SMALL} 80 --out run", "evaluate run"])
+def test_a_backend_that_cannot_serve(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+):
+    monkeypatch.setattr("pondertime.backends.why_not_fused", lambda *args: "it is Sunday")
+    assert "backend 'fused' cannot serve this call: it is Sunday" in fails(
+        [*command.split(), "--backend", "fused"], capsys
+    )
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_the_right_to_write(home: Path, capsys: pytest.CaptureFixture[str]):
     (home / "empty").chmod(0o500)
     assert "Permission denied" in fails(["train", "parity", "--out", "empty/run"], capsys)
-
-
-def test_data_where_a_file_is_in_the_way(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PONDERTIME_DATA", "file")
-    assert "file" in fails(["data", "--from", "short.txt"], capsys)
 
 
 def run_limited(args: list[str], folder: Path, size: int) -> None:

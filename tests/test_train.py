@@ -31,11 +31,11 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path):
 
 
 def test_a_run_killed_at_ten_random_moments_ends_as_an_unbroken_one(tmp_path: Path):
-    config = small(iterations=400, log_every=7)
+    config = small(iterations=600, log_every=7)
     unbroken = trained(tmp_path / "unbroken", config)
     broken = RunFolder(tmp_path / "broken")
     kill_often(config, broken, times=10, most=35, seed=3)
-    assert 0 < updates(broken) < 400
+    assert 0 < updates(broken) < 600
     train(config, broken)
     assert_same_run(broken, unbroken)
 

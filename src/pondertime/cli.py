@@ -187,12 +187,12 @@ class Evaluate:
             check_count("sequences", self.sequences)
         device = pick_device(self.device, self.backend)
         from pondertime.evaluate import difficulty_curve, evaluate
-        from pondertime.runs import RunFolder, write_json
+        from pondertime.runs import RunFolder, served_by, write_json
         from pondertime.sweep import Places, record, sample_traces
 
         folder = RunFolder(self.run_folder)
         config, task, network = folder.load_network(backend=self.backend)
-        network.to(device)
+        served_by(network.to(device), device)
         with waiting(f"evaluating {config.name}"):
             result = evaluate(network, task, sequences=self.sequences, device=device)
             curve = difficulty_curve(network, task, device=device)

@@ -57,6 +57,14 @@ def build(config: TrainConfig, task: Task, *, backend: str = "auto") -> ACT:
         )
 
 
+def served_by(network: ACT, device: str) -> str:
+    """The backend that will serve a network, or in one line why the one asked for cannot."""
+    try:
+        return network.resolve(device)
+    except RuntimeError as error:
+        raise ConfigError(str(error)) from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write beside and rename, so that the file is always whole."""
     beside = path.with_name(path.name + ".new")

@@ -23,7 +23,7 @@ from pondertime.act import ACT
 from pondertime.config import Interrupted, OutOfTime, RunError, TrainConfig
 from pondertime.evaluate import evaluate
 from pondertime.progress import Reporter
-from pondertime.runs import RunFolder, build, environment, load_weights, make_task, write_json
+from pondertime.runs import RunFolder, build, environment, load_weights, make_task, served_by, write_json
 from pondertime.tasks import Batch, Task
 
 MEASURE_EVERY = 10  # iterations, or every interval if that is shorter
@@ -165,13 +165,13 @@ class Session:
         self.config, self.folder, self.device, self.limits = config, folder, device, limits
         self.task = make_task(config)
         self.network = build(config, self.task, backend=backend).to(device)
-        environment_now = environment(device, self.network.resolve(device))
+        made_by = environment(device, served_by(self.network, device))
         self.learner = Learner(config, self.task, self.network, device)
         self.iterations = [0] * config.workers
         self.seconds, self.warned, self.stuck = 0.0, False, 0
         metrics_bytes = self.restore()
         folder.write_config(config)
-        write_json(folder.path / "env.json", environment_now)
+        write_json(folder.path / "env.json", made_by)
         self.log_file = open_log(folder.path / "metrics.jsonl", metrics_bytes)
         self.started = self.saved = self.shown = time.monotonic()
         self.first, self.text = self.updates, ""

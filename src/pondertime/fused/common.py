@@ -140,7 +140,7 @@ def by_inputs(i: Inputs, d: Sums, kind: CellKind, *, x: bool) -> Inputs:
             d_x = torch.bmm(rows, i.weight_ih[:, :, :-1]).view(i.x.shape)
     else:
         columns = d_weight.new_zeros(E, i.weight_ih.shape[2] - 1, X)
-        columns.scatter_add_(1, i.x.long().view(E, -1, 1).expand(-1, -1, X), rows)
+        columns.scatter_add_(1, i.x.long().reshape(E, -1, 1).expand(-1, -1, X), rows)
         d_weight[:, :, :-1] = columns.transpose(1, 2)
     d_ih = None if i.bias_ih is None else rows.sum(1)
     d_hh = d_ih
