@@ -287,7 +287,7 @@ def test_from_training_to_a_figure(home: Path, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     assert "difficulty" in said and "\n  steps  1\n" in said
     measured = json.loads((run / "evaluation.json").read_text())
-    assert measured["sequences"] == 100 and len(measured["difficulty"]) == 8 and len(measured["traces"]) == 6
+    assert measured["sequences"] == 100 and len(measured["difficulty"]) == 8 and len(measured["traces"]) == 3
     main(["figures", "--only", "parity_bar", "--out", "drawn"])
     assert capsys.readouterr().out == "parity_bar: drawn/parity_bar.png, .svg\n"
     assert (home / "drawn" / "parity_bar.png").stat().st_size > 1000

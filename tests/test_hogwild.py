@@ -15,8 +15,9 @@ import torch
 from pondertime import hogwild
 from pondertime.config import Interrupted, RunError, TrainConfig
 from pondertime.hogwild import Crew
+from pondertime.learner import Diverged
 from pondertime.runs import RunFolder
-from pondertime.train import Diverged, train
+from pondertime.train import train
 from small_runs import metrics, processes, result, small, updates, weights
 
 

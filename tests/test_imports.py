@@ -18,12 +18,12 @@ LAYERS = [
     {"compact", "fused"},
     {"backends"},
     {"act"},
-    {"tasks", "ensemble", "runs", "train", "hogwild", "evaluate"},
+    {"tasks", "ensemble", "runs", "learner", "train", "hogwild", "evaluate"},
     {"sweep", "engines", "figures", "report", "bench"},
     {"web", "cli"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
-TRAIN = {"train", "hogwild", "ensemble", "sweep", "engines"}
+TRAIN = {"learner", "train", "hogwild", "ensemble", "sweep", "engines"}
 READ = {"figures", "report"}
 
 

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from pondertime import train as training
 from pondertime.config import Interrupted, OutOfTime, TrainConfig, make_config
+from pondertime.learner import Batches, Diverged
 from pondertime.runs import RunFolder, make_task
-from pondertime.train import Batches, Diverged, train
+from pondertime.train import train
 from small_runs import assert_same_run, contents, kill_often, metrics, result, small, trained, updates, weights
 
 

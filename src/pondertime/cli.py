@@ -79,6 +79,8 @@ class NetworkFlags:
     """Hogwild workers; 1 is synchronous."""
     learning_rate: PresetReal = None
     """Of Adam."""
+    beta2: PresetReal = None
+    """Of Adam, for the squares of the gradient."""
     batch_size: PresetWhole = None
     """Sequences of an update."""
     hidden_size: PresetWhole = None
@@ -186,9 +188,9 @@ class Evaluate:
         if self.sequences is not None:
             check_count("sequences", self.sequences)
         device = pick_device(self.device, self.backend)
-        from pondertime.evaluate import difficulty_curve, evaluate
+        from pondertime.evaluate import difficulty_curve, evaluate, sample_traces
         from pondertime.runs import RunFolder, served_by, write_json
-        from pondertime.sweep import Places, record, sample_traces
+        from pondertime.sweep import Places, record
 
         folder = RunFolder(self.run_folder)
         config, task, network = folder.load_network(backend=self.backend)
@@ -196,7 +198,7 @@ class Evaluate:
         with waiting(f"evaluating {config.name}"):
             result = evaluate(network, task, sequences=self.sequences, device=device)
             curve = difficulty_curve(network, task, device=device)
-            traced = sample_traces(network, task, device)
+            traced = sample_traces(network, task, device=device)
         say(describe(config, result))
         show_curve(curve)
         for trace in traced[:2]:

@@ -38,6 +38,7 @@ class Preset:
     learning_rate: float
     workers: int = 1
     max_steps: int = 100
+    beta2: float = 0.999  # of Adam; the paper gives none
     epsilon: float = 0.01
     halt_bias: float = 1.0
     clip: float | None = None
@@ -89,6 +90,7 @@ class TrainConfig:
     iterations: int
     workers: int
     learning_rate: float
+    beta2: float
     batch_size: int
     hidden_size: int
     max_steps: int
@@ -208,6 +210,8 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"--learning-rate: expected a positive number, got {config.learning_rate}")
     if not math.isfinite(config.halt_bias):
         raise ConfigError(f"--halt-bias: expected a finite number, got {config.halt_bias}")
+    if not 0 <= config.beta2 < 1:
+        raise ConfigError(f"--beta2: expected a number from 0 to below 1, got {config.beta2}")
     if config.clip is not None and not config.clip > 0:
         raise ConfigError(f"--clip: expected a positive number, got {config.clip}")
     if config.tau_warmup < 0:

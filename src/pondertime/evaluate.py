@@ -117,3 +117,33 @@ def traces(network: ACT, task: Task, batch: Batch) -> list[dict[str, Any]]:
             trace["entropy"] = [round(v, 3) for v in (-logp.exp2() * logp).sum(1).tolist()]
         result.append(trace)
     return result
+
+
+# Of addition and sort the traced sequences have these lengths; of the other tasks any.
+TRACED_LENGTHS = {"addition": (5, 5, 5), "sort": (10, 20, 30)}
+
+
+def sample_traces(network: ACT, task: Task, *, device: str = "cpu") -> list[dict[str, Any]]:
+    """Traces of the same few sequences for every network, as the paper's figures show them.
+
+    Of wikipedia, held-out text: one stretch of prose and one with XML tags and ID numbers, where there are such.
+    """
+    if task.name == "wikipedia":
+        batch = task.sample(1000, generator(device), split="held-out")  # type: ignore[call-arg]
+        texts = [task.render(batch, i) for i in range(len(batch.lengths))]
+        chosen = [
+            max(range(len(texts)), key=lambda i: prose(texts[i])),
+            max(range(len(texts)), key=lambda i: texts[i].count("<id>")),
+        ]
+    else:
+        batch = task.sample(1000, generator(device))
+        lengths, chosen = batch.lengths.tolist(), []
+        for wanted in TRACED_LENGTHS.get(task.name, (None,) * 3):
+            fits = (i for i, n in enumerate(lengths) if i not in chosen and wanted in (None, n))
+            chosen += [next(fits)] if wanted in (None, *lengths) else []
+    return [trace for i in chosen for trace in traces(network, task, batch.rows(slice(i, i + 1)))]
+
+
+def prose(text: str) -> float:
+    """How much of a text is words: letters, spaces and full stops, no markup."""
+    return sum(c.isalpha() or c in " .," for c in text) / max(len(text), 1) - 10 * (text.count("<") + text.count("&"))

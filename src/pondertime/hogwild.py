@@ -14,8 +14,9 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from pondertime.config import RunError, TrainConfig
+from pondertime.learner import Diverged, Learner
 from pondertime.runs import build, make_task
-from pondertime.train import Diverged, Learner, Session
+from pondertime.train import Session
 
 POLL_SECONDS = 0.05
 

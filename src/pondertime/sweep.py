@@ -17,12 +17,11 @@ import torch
 from pondertime import progress, results
 from pondertime.act import ACT
 from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, check
-from pondertime.evaluate import difficulty_curve, generator, traces
+from pondertime.evaluate import difficulty_curve, sample_traces
+from pondertime.learner import Learner, attach_adam
 from pondertime.runs import RunFolder, build, command, commit, make_task
 from pondertime.tasks import Task
-from pondertime.train import Learner, attach_adam, train
-
-TRACED = 6  # sequences kept of every network
+from pondertime.train import train
 
 
 @dataclass(frozen=True)
@@ -112,19 +111,12 @@ def record(
     metrics = folder.metrics()
     curve = {k: [line[k] for line in metrics] for k in ("updates", "error", "target_error", "bpc", "steps")}
     points = difficulty_curve(network, task, device=places.device)
-    traced = sample_traces(network, task, places.device)
+    traced = sample_traces(network, task, device=places.device)
     try:
         results.add_row(places.results, config.task, row, curve, points, traced)
     except ValueError as error:
         raise RunError(f"trained, but the result tables cannot take it: {error}") from None
     return row
-
-
-def sample_traces(network: ACT, task: Task, device: str) -> list[dict[str, Any]]:
-    """Traces of the same few sequences for every network."""
-    if task.name != "wikipedia":
-        return traces(network, task, task.sample(TRACED, generator(device)))
-    return traces(network, task, task.sample(TRACED, generator(device), split="held-out"))  # type: ignore[call-arg]
 
 
 def attempt(config: TrainConfig, places: Places) -> results.Row | RunError:
