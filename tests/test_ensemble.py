@@ -1,5 +1,7 @@
 """E networks at once against each of them alone: values, gradients, training."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from zoo import make, weighted
 E, T, B, INPUTS = 4, 5, 3, 3
 
 
-def networks(kind: str, **options: float) -> list[pt.ACT]:
+def networks(kind: str, **options: Any) -> list[pt.ACT]:
     return [make(kind, INPUTS, 7, **options) for _ in range(E)]
 
 
@@ -41,7 +43,8 @@ def test_each_network_is_itself(kind: str, ragged: bool, plain: bool) -> None:
     for e, net in enumerate(nets):
         steps, expected = alone(net, x[:, e], None if lengths is None else lengths[e], e)
         assert_same(ponder.steps[:, e], steps)
-        assert_same({k: together.weights(k).grad[e] for k in expected}, expected, torch.float64)
+        grads: dict[str, Any] = {k: together.weights(k).grad for k in expected}
+        assert_same({k: g[e] for k, g in grads.items()}, expected, torch.float64)
         assert_same(together.member(e).state_dict(), net.state_dict(), torch.float64)
     assert len(ponder.steps.unique()) > 2
 

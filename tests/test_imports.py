@@ -20,7 +20,7 @@ LAYERS = [
     {"act"},
     {"tasks", "ensemble", "runs", "learner", "train", "hogwild", "evaluate"},
     {"sweep", "engines", "figures", "report", "bench"},
-    {"web", "cli"},
+    {"web", "flags", "cli"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 TRAIN = {"learner", "train", "hogwild", "ensemble", "sweep", "engines"}

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,93 +23,25 @@ from pondertime.config import (
     TrainConfig,
     check_preset,
     check_task,
-    flag,
     make_config,
     paper_grid,
 )
-
-Positional = tyro.conf.Positional
-TaskArgument = Annotated[Positional[str], tyro.conf.arg(metavar="TASK")]
-
-
-def number(kind: type[int] | type[float]) -> Any:
-    """How a flag's number is read, so that a wrong one is answered in plain words."""
-    expected = "a whole number" if kind is int else "a number"
-
-    def read(words: list[str]) -> Any:
-        try:
-            return kind(words[0])
-        except ValueError:
-            raise ValueError(f"expected {expected}, got {words[0]!r}") from None
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="N" if kind is int else "X",
-        instance_from_str=read,
-        is_instance=lambda value: value is None or isinstance(value, kind),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def optional(hint: str = "", metavar: str | None = None) -> Any:
-    """A flag that may be left out, with what that means."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
-
-
-Whole = Annotated[int, number(int)]
-PresetWhole = Annotated[int | None, number(int), optional("(default: the preset's)")]
-PresetReal = Annotated[float | None, number(float), optional("(default: the preset's)")]
-OptionalWhole = Annotated[int | None, number(int), optional()]
-OptionalReal = Annotated[float | None, number(float), optional()]
-OptionalPath = Annotated[Path | None, optional(metavar="PATH")]
-PresetName = Annotated[str, tyro.conf.arg(metavar="fast|paper")]
-Device = Annotated[str, tyro.conf.arg(metavar="cpu|cuda|auto")]
-Backend = Annotated[str, tyro.conf.arg(metavar="NAME")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkFlags:
-    """The fields of a preset, and the options of a task; None: the preset's."""
-
-    preset: PresetName = "fast"
-    """fast: ours, synchronous, minutes. paper: the paper's settings, 16 asynchronous workers."""
-    iterations: PresetWhole = None
-    """Updates of one worker."""
-    workers: PresetWhole = None
-    """Hogwild workers; 1 is synchronous."""
-    learning_rate: PresetReal = None
-    """Of Adam."""
-    beta2: PresetReal = None
-    """Of Adam, for the squares of the gradient."""
-    batch_size: PresetWhole = None
-    """Sequences of an update."""
-    hidden_size: PresetWhole = None
-    """Units of the cell."""
-    max_steps: PresetWhole = None
-    """The paper's M: no more updates an input step."""
-    epsilon: PresetReal = None
-    """A step ends when its halting probabilities reach 1 less this."""
-    halt_bias: PresetReal = None
-    """Initial bias of the halting unit."""
-    clip: PresetReal = None
-    """Clip the gradient's norm; inf: do not."""
-    tau_warmup: PresetWhole = None
-    """Iterations over which tau grows from 0."""
-    log_every: PresetWhole = None
-    """Iterations between two lines of metrics."""
-    bits: OptionalWhole = None
-    """parity: length of the input (64)."""
-    placement: Annotated[str | None, optional(metavar="prefix|scatter")] = None
-    """parity: which inputs are set, the first ones (the default) or any."""
-    separation: OptionalReal = None
-    """sort: least distance of two numbers (0)."""
-    data: Annotated[str | None, optional(metavar="FILE")] = None
-    """wikipedia: enwik8 (the default), excerpt, or any text file."""
-    length: OptionalWhole = None
-    """wikipedia: bytes of a sequence (500)."""
-
-    def overrides(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(NetworkFlags) if f.name != "preset"}
+from pondertime.flags import (
+    Backend,
+    Device,
+    NetworkFlags,
+    OptionalPath,
+    OptionalReal,
+    OptionalWhole,
+    Positional,
+    PresetReal,
+    TaskArgument,
+    Whole,
+    check_count,
+    optional,
+    parse_taus,
+    pick_device,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,46 +274,45 @@ class Data:
         say(f"{data.prepare(self.source)}: 100,000,000 bytes, checked")
 
 
-def parse_taus(text: str) -> tuple[float, ...]:
-    try:
-        taus = tuple(float(word) for word in text.split(",") if word.strip())
-    except ValueError:
-        raise ConfigError(f"--taus: expected numbers such as 0.1,0.01, got {text!r}") from None
-    if not taus or len(set(taus)) != len(taus):
-        raise ConfigError(f"--taus: expected different numbers such as 0.1,0.01, got {text!r}")
-    return taus
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Time our backends beside torch.nn making as many updates, and beside the bare matrix products."""
+
+    only: Annotated[str | None, optional("(default: all five)", "TASK")] = None
+    """One of the paper's workloads."""
+    seconds: Annotated[float, tyro.conf.arg(metavar="X")] = 5.0
+    """About how long each table is measured."""
+    out: Path = Path("benchmarks/data.csv")
+    """The table of all measurements, to which these are added."""
+
+    def run(self) -> None:
+        if self.only is not None:
+            check_task(self.only)
+        if not self.seconds > 0:
+            raise ConfigError(f"--seconds: expected a positive number, got {self.seconds}")
+        from pondertime import bench
+
+        say(f"{bench.machine()}; milliseconds, and ratios to torch.nn, medians of interleaved repeats")
+        for name in [self.only] if self.only else list(bench.WORKLOADS):
+            with waiting(f"timing {name}"):
+                rows = bench.run(name, self.seconds, say)
+            bench.append(rows, self.out)
+            show_times(rows)
+        say(f"added to {self.out}")
 
 
-def check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{flag(name)}: expected a number of at least 1, got {value}")
+def show_times(rows: list[dict[str, Any]]) -> None:
+    """One line a mode, one column a contestant."""
+    from rich.console import Console
+    from rich.table import Table
 
-
-def pick_device(device: str, backend: str, workers: int = 1) -> str:
-    """The device to run on, checked; ``auto`` is a GPU if there is one and Hogwild does not need the CPU."""
-    import torch
-
-    from pondertime.backends import check_backend
-
-    try:
-        check_backend(backend, True)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() and workers == 1 else "cpu"
-    try:
-        kind = torch.device(device)
-    except RuntimeError:
-        raise ConfigError(f"--device: expected cpu, cuda or auto, got {device!r}") from None
-    if kind.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device: expected cpu, cuda or auto, got {device!r}")
-    if kind.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device: there is no CUDA device here")
-    if kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"--device: there is no {device} here, only {torch.cuda.device_count()} CUDA devices")
-    if kind.type == "cuda" and workers > 1:
-        raise ConfigError("--device: the workers of Hogwild share memory on the CPU; use cpu, or --workers 1")
-    return device
+    names = list(dict.fromkeys(row["contestant"] for row in rows))
+    table = Table("", *names, box=None)
+    for mode in dict.fromkeys((row["mode"], row["halting"]) for row in rows):
+        found = {row["contestant"]: row for row in rows if (row["mode"], row["halting"]) == mode}
+        cells = [f"{found[n]['ms']:.2f} ({found[n]['ratio']:.2f})" if n in found else "" for n in names]
+        table.add_row(", ".join(mode), *cells)
+    Console(width=150).print(table)
 
 
 def say(text: str) -> None:
@@ -430,6 +361,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "evaluate": Evaluate,
     "figures": Figures,
     "data": Data,
+    "bench": Bench,
 }
 
 

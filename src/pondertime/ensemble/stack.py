@@ -54,12 +54,13 @@ class Ensemble(nn.Module):
         if lengths is not None and int(lengths.min()) == len(x):
             lengths = None
         zeros = self.weights("halt.weight").new_zeros(len(self), x.shape[2], net.cell.hidden_size)
-        biases = [self.weights(f"cell.bias_{k}") if net.cell.bias else None for k in ("ih", "hh")]
+        biased = bool(net.cell.bias)
         inputs = Inputs(
             x.transpose(0, 1),
             self.weights("cell.weight_ih"),
             self.weights("cell.weight_hh"),
-            *biases,
+            self.weights("cell.bias_ih") if biased else None,
+            self.weights("cell.bias_hh") if biased else None,
             self.weights("halt.weight"),
             self.weights("halt.bias"),
             zeros,

@@ -311,13 +311,16 @@ class Gradients:
     ) -> tuple[Tensor, Tensor | None]:
         """The segments of an input step, the last one first; returns the derivatives by s_{t-1} of its rows."""
         end_dot = G.new_zeros(len(G))
-        D = Dc = kept = None
+        D: Tensor | None = None
+        Dc: Tensor | None = None
+        kept: Tensor | None = None
         for s in segments:
-            m = s.h0.new_zeros
-            if D is None or kept is not None:
-                parts = [None if a is None else (a, m(s.h0.shape)) for a in (D, Dc)]
-                D, Dc = (m(s.h0.shape) if part is None else part[1].index_add_(0, kept, part[0]) for part in parts)
-            D, Dc = self.segment(s, G, Gc, end_dot, r, D, None if Gc is None else Dc)
+            if D is None:
+                D, Dc = torch.zeros_like(s.h0), None if Gc is None else torch.zeros_like(s.h0)
+            elif kept is not None:
+                D = torch.zeros_like(s.h0).index_add_(0, kept, D)
+                Dc = None if Dc is None else torch.zeros_like(s.h0).index_add_(0, kept, Dc)
+            D, Dc = self.segment(s, G, Gc, end_dot, r, D, Dc)
             kept = s.kept
         assert D is not None
         return D, Dc
@@ -382,7 +385,7 @@ class Gradients:
             assert dc is not None and c0 is not None
             tanh_c = s.tanh_c[k]
             i, f, g, o = gates.split(H, 1)
-            dc += aten.tanh_backward(dh * o, tanh_c)
+            dc = dc + aten.tanh_backward(dh * o, tanh_c)
             d_c0 = dc * f
             aten.sigmoid_backward(dh.mul_(tanh_c), o, grad_input=o)
             d_i = dc * g
