@@ -34,9 +34,10 @@ def draw(kind: str, results_dir: Path, preset: str | None) -> Figure:
     made, axes = style.panels(style.DOUBLE, 3.3, 3, rows=True)
     quantities = (("ponder ρ", sequence.rho), ("loss (bits)", sequence.loss), ("entropy (bits)", sequence.entropy))
     for panel, (label, values) in zip(axes, quantities, strict=True):
-        _panel(panel, sequence.input[part], (values or [])[part])
+        shown = (values or [])[part]
+        _panel(panel, sequence.input[part], shown)
         panel.set_ylabel(label)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.1 * max(*shown, 1e-9))
     made.align_ylabels(axes)
     axes[0].set_title(f"τ = {row.tau:g}, seed {row.seed}", loc="right", fontsize=7, pad=3)
     return made

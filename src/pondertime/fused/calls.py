@@ -300,7 +300,7 @@ class Gradients:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.xw, self.flag, self.weight, self.halt, self.halt_bias = (
-            torch.zeros_like(a) for a in (run.xw, run.flag, run.inputs.weight_hh, run.halt, run.halt_bias)
+            a.new_zeros(a.shape) for a in (run.xw, run.flag, run.inputs.weight_hh, run.halt, run.halt_bias)
         )
         self.bias_n = None if run.bias_n is None else torch.zeros_like(run.bias_n)
         self.pending: list[tuple[Tensor, Tensor]] = []

@@ -119,7 +119,8 @@ class Tape:
         if seen:
             self.widths["seen"] = H
         self.keep, self.B, self.dtype = run.keep, run.B, run.dtype
-        self.capacity, self.updates = max(rows, 2 * run.B) if run.keep else 2 * run.B, max(2 * run.T, 16)
+        self.capacity = max(rows, 2 * run.B) if run.keep else 2 * run.B
+        self.updates = run.T * min(run.rules.force_steps or run.rules.max_steps, 128)
         self.allocate()
 
     def allocate(self) -> None:
