@@ -30,7 +30,7 @@ def learn(name: str, seed: int) -> dict[str, Any]:
     config = make_config("parity", seed=seed, act=act, iterations=60_000 if act else 20_000)
     folder = RunFolder(HERE / config.name)
     shutil.rmtree(folder.path, ignore_errors=True)
-    result = train(config, folder, until_error=0.03)
+    result = train(config, folder, until_error=0.04)
     _, task, network = folder.load_network()
     curve = difficulty_curve(network, task, samples=500)
     return {"result": result, "metrics": folder.metrics(), "curve": curve}

@@ -43,6 +43,7 @@ class Fused(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         outputs = tuple(run.out) if stacked else tuple(None if a is None else a[0] for a in run.out)
         ctx.mark_non_differentiable(outputs[3])
+        ctx.set_materialize_grads(False)
         return outputs
 
     @staticmethod
@@ -54,7 +55,11 @@ class Fused(torch.autograd.Function):
         if run is None:
             # The tape was used up by a backward pass that kept the graph: make it again.
             run = make_run(Inputs(*tensors) if stacked else each(front, tensors), rules, plain=plain, keep=True)
-        d_mean, d_h, d_c, _, d_remainder = grads if stacked else (None if g is None else g.unsqueeze(0) for g in grads)
+        given = (g if g is None or stacked else g.unsqueeze(0) for g in grads)
+        # Derivatives by results that nobody used are zero; run.backward may write to those by the state.
+        d_mean, d_h, d_c, _, d_remainder = (
+            torch.zeros_like(a) if g is None and a is not None else g for g, a in zip(given, run.out, strict=True)
+        )
         sums = run.backward(d_mean, d_h, d_c, d_remainder)
         made = by_inputs(run.inputs, sums, rules.kind, x=ctx.needs_input_grad[4])
         return None, None, None, None, *(made if stacked else (None if a is None else a[0] for a in made))
