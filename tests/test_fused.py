@@ -147,6 +147,67 @@ def test_a_kept_graph_can_be_gone_through_again(path: str) -> None:
     assert_same(torch.autograd.grad(result.output.sum(), x), first)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_share_no_memory(kind: str, path: str) -> None:
+    """Adding a second gradient in place, as .backward() does, and scaling all of them."""
+    x = torch.randn(3, 4, 3, dtype=torch.float64)
+    grads = []
+    for backend in ("reference", path):
+        torch.manual_seed(0)
+        net = make(kind, backend=backend)
+        for _ in range(2):
+            net(x).output.pow(2).sum().backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        grads.append([p.grad for p in net.parameters()])
+    assert_same(grads[1], grads[0], torch.float64)
+
+
+def test_results_belong_to_the_caller(path: str) -> None:
+    """What a network returned may be changed in place; its gradients do not notice."""
+    net = make("lstm", outputs=None, backend=path)
+    x = torch.randn(3, 4, 3, dtype=torch.float64, requires_grad=True)
+    expected = torch.autograd.grad(net(x).output.sum(), x)
+    result = net(x)
+    loss = result.output.sum()
+    result.ponder.steps.add_(1000)
+    result.output.relu_()
+    for leaf in net(x).state:
+        leaf.detach_()
+    assert_same(torch.autograd.grad(loss, x), expected, torch.float64)
+
+
+def test_a_halted_relu_row_does_not_overflow(path: str) -> None:
+    net = pt.ACT(nn.RNNCell(2, 1, bias=False, nonlinearity="relu"), None, halt_bias=-3.0, backend=path)
+    with torch.no_grad():
+        net.cell.weight_ih.copy_(torch.tensor([[1.0, 0.0]]))
+        net.cell.weight_hh.fill_(500)
+        net.halt.weight.fill_(10)
+    result = net(torch.tensor([1.0] + [0.0] * 9).view(1, 10, 1))
+    assert result.ponder.steps.tolist() == [[1] + [21] * 9]
+    result.output.sum().backward()
+    assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
+
+
+def test_types_are_not_mixed(path: str) -> None:
+    net = pt.ACT(nn.LSTMCell(4, 5), None, backend=path)
+    x, h = torch.randn(2, 3, 3), torch.zeros(3, 5)
+    with pytest.raises(ValueError, match="state: expected the cell's type"):
+        net(x, (h, h.double()))
+    net.halt.double()
+    with pytest.raises(RuntimeError, match="one type"):
+        net(torch.zeros(2, 3, dtype=torch.int64))
+
+
+def test_another_read_out_is_taken_of_every_update() -> None:
+    net = make("gru")
+    net.output = nn.Sequential(nn.Linear(4, 2, dtype=torch.float64), nn.Softmax(-1))
+    x = torch.randn(3, 4, 3, dtype=torch.float64)
+    assert net.resolve("cpu") == "compact"
+    expected = net(x).output
+    net.backend = "reference"
+    assert_same(net(x).output, expected, torch.float64)
+
+
 def test_nan_is_an_error(path: str) -> None:
     net = make("gru", backend=path)
     x = torch.randn(3, 2, 3, dtype=torch.float64)

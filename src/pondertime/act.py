@@ -217,7 +217,8 @@ class ACT(nn.Module):
             state = initial_state(self.cell, self.spec, seqs.x.shape[1])
         elif is_torch_cell(self.cell):
             check_same(initial_state(self.cell, self.spec, seqs.x.shape[1]), state, "state")
-            self._check_type("state", tree_leaves(state)[0])
+            for leaf in tree_leaves(state):
+                self._check_type("state", leaf)
         return BACKENDS[self.resolve(seqs.x.device)](self, seqs.x, state, seqs.lengths, recorder)
 
     def resolve(self, device: torch.device | str) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 from pondertime.cells import Network, hooked, in_transform, is_torch_cell
 from pondertime.compact import compact, ponder_compact
 from pondertime.fused import fused, fused_calls
-from pondertime.reference import Result, ponder_dense, reference
+from pondertime.reference import Result, linear_read_out, ponder_dense, reference
 
 Backend = Callable[..., Result]
 
@@ -38,8 +38,12 @@ def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str
         return f"it knows nn.RNNCell, nn.GRUCell and nn.LSTMCell, not {type(cell).__name__}"
     if spec.step is not None or spec.visible is not None:
         return "it knows no CellSpec with a step or a visible part of its own"
-    if hooked(cell) or hooked(halt) or type(halt) is not nn.Linear:
+    if hooked(cell) or hooked(halt) or type(halt) is not nn.Linear or halt.bias is None:
         return "it calls neither the hooks of the cell and the halting unit nor other halting units"
+    if not linear_read_out(net):
+        return "it takes the read-out of the mean, so the read-out must be an nn.Linear"
+    if cell.weight_hh.dtype != dtype:
+        return f"it computes in one type, not in {cell.weight_hh.dtype} and {dtype}"
     if device.type != "cpu":
         return f"it runs on a CPU, not on {device.type}"
     if dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):

@@ -13,6 +13,7 @@ from pondertime.reference import (
     Record,
     Recorder,
     Result,
+    linear_read_out,
     read_out_after,
     take,
     unroll,
@@ -66,5 +67,6 @@ def add_rows(mean: Tensor, rows: Tensor, value: Tensor) -> Tensor:
 
 def compact(net: Network, x: Tensor, state: State, lengths: Tensor | None, record: Recorder | None = None) -> Result:
     """ACT on ``x [T, B, I]`` (or int ``[T, B]``), computing no row that has halted."""
-    result = unroll(ponder_compact, net, x, state, lengths, record, read_out=False, written_out=False)
-    return read_out_after(net, result, padded=lengths is not None)
+    last = record is not None or linear_read_out(net)
+    result = unroll(ponder_compact, net, x, state, lengths, record, read_out=not last, written_out=False)
+    return read_out_after(net, result, padded=lengths is not None) if last else result

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
 from pondertime.cells import Network, check_state, check_update, holds_anywhere, step_function, visible_state
@@ -47,8 +47,8 @@ def ponder_dense(
         running = total < 1 - epsilon
         if not holds_anywhere(running, unknown=True):
             break
-        # A halted row makes its last update once more, never one that it did not ask for and that might not
-        # be finite; its weight is 0.
+        # A halted row goes on from the state before its last update, not to states that it did not ask for and
+        # that might not be finite; its weight is 0.
         state = s if state is None else keep_halted(running, s, state)
     p, N, R = halting_distribution(torch.stack(hs), epsilon=epsilon)
     if record is not None:
@@ -152,6 +152,11 @@ def take(state: State, rows: Tensor) -> State:
 def put(state: State, rows: Tensor, new: State) -> State:
     """``state`` with the given rows replaced."""
     return tree_map(lambda a, b: a.index_copy(0, rows, b), state, new)
+
+
+def linear_read_out(net: Network) -> bool:
+    """Whether the read-out of a mean is the mean of the read-outs."""
+    return net.output is None or type(net.output) is nn.Linear
 
 
 def read_out_after(net: Network, result: Result, *, padded: bool) -> Result:

@@ -66,7 +66,7 @@ class Ensemble(nn.Module):
             zeros,
             zeros if kind.leaves == 2 else None,
         )
-        rules = Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths)
+        rules = Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, stacked=True)
         out = fused_networks(inputs, rules, plain=self.plain)
         steps, remainder = out.steps.transpose(0, 1), out.remainder.transpose(0, 1)
         rho = steps + remainder

@@ -14,7 +14,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import GRU, LSTM, RNN_TANH, Inputs, Outputs, Rules, Sums, Update, nan_error, project
+from pondertime.fused.common import (
+    GRU,
+    LSTM,
+    RNN_RELU,
+    RNN_TANH,
+    Inputs,
+    Outputs,
+    Rules,
+    Sums,
+    Update,
+    nan_error,
+    project,
+)
 
 # Rows are dropped when no more than this share of a segment's still run.
 DROP_AT = 0.75
@@ -64,6 +76,8 @@ class Run:
         self.threshold = 1 - rules.epsilon
         self.limit = rules.force_steps or rules.max_steps
         self.room = ROOM
+        # A relu cell may overflow where it is computed on, and 0 times inf is no 0: its rows are dropped at once.
+        self.drop_at = DROP_AT if rules.kind is not RNN_RELU else 1 - 1e-9
         self.segments: list[Segment] = []
         self.out = self.forward()
 
@@ -93,6 +107,10 @@ class Run:
         places = (order + torch.arange(self.E).unsqueeze(1) * mask.shape[1]).flatten()
         return places, mask.gather(1, order).flatten()
 
+    def fill_up(self, a: Tensor, real: Tensor) -> Tensor:
+        """States of a segment's rows, zero where a row only fills it up."""
+        return a if self.E == 1 else torch.where(real.unsqueeze(1), a, 0)
+
     def forward(self) -> Outputs:
         E, T, B, H, i = self.E, self.T, self.B, self.H, self.inputs
         mean = self.xw.new_zeros(T, E * B, H)
@@ -118,12 +136,14 @@ class Run:
                 column = present.unsqueeze(1)
                 h = torch.where(column, mean[t], h)
                 c = None if c is None or mean_c is None else torch.where(column, mean_c, c)
+        # Copies: what is kept for the backward pass is not theirs to change.
+        front = self.rules.front(E)
         return Outputs(
-            mean.view(T, E, B, H).transpose(0, 1),
-            h.reshape(E, B, H).clone(),
-            None if c is None else c.reshape(E, B, H).clone(),
-            steps.view(T, E, B).transpose(0, 1),
-            remainder.view(T, E, B).transpose(0, 1),
+            mean.view(T, E, B, H).transpose(0, 1).reshape(*front, T, B, H).clone(),
+            h.reshape(*front, B, H).clone(),
+            None if c is None else c.reshape(*front, B, H).clone(),
+            steps.view(T, E, B).transpose(0, 1).reshape(*front, T, B).clone(),
+            remainder.view(T, E, B).transpose(0, 1).reshape(*front, T, B).clone(),
         )
 
     def ponder(self, t: int, present: Tensor | None, h: Tensor, c: Tensor | None) -> Iterator[Segment]:
@@ -132,8 +152,8 @@ class Run:
         rows, kept, total, n = None, None, h.new_zeros(len(h)), 1
         if present is not None:
             rows, real = self.choose(present)
-            xw, h, total = xw[rows], h[rows], torch.where(real, 0.0, 2.0).to(h.dtype)
-            c = None if c is None else c[rows]
+            xw, h, total = xw[rows], self.fill_up(h[rows], real), torch.where(real, 0.0, 2.0).to(h.dtype)
+            c = None if c is None else self.fill_up(c[rows], real)
         while True:
             s = self.begin(t, n, rows, kept, xw, h, c, total)
             running = self.fill(s)
@@ -143,11 +163,11 @@ class Run:
                 return
             h, total = s.h[s.size - 1], s.totals[s.size]
             c, kept = None if c is None else s.c[s.size - 1], None
-            if running <= DROP_AT * len(h):
+            if running <= self.drop_at * len(h):
                 kept, real = self.choose(total < self.threshold)
-                rows, xw, h = kept if rows is None else rows[kept], xw[kept], h[kept]
-                total = torch.where(real, total[kept], 2.0)
-                c = None if c is None else c[kept]
+                rows, xw = kept if rows is None else rows[kept], xw[kept]
+                h, total = self.fill_up(h[kept], real), torch.where(real, total[kept], 2.0)
+                c = None if c is None else self.fill_up(c[kept], real)
 
     def begin(
         self,
@@ -190,7 +210,7 @@ class Run:
                 prob.add_(bias).sigmoid_()
             torch.add(before, prob, out=total)
             running = int((total < self.threshold).sum())
-            if running <= DROP_AT * m:
+            if running <= self.drop_at * m:
                 break
         if s.first == 1:
             self.room = max(ROOM, s.size)

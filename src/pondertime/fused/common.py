@@ -41,6 +41,11 @@ class Rules:
     max_steps: int
     force_steps: int | None
     lengths: Tensor | None  # [E, B] int64, None: all of length T
+    stacked: bool = False  # whether results have an axis E
+
+    def front(self, E: int) -> tuple[int, ...]:
+        """The axis before the others of a result."""
+        return (E,) if self.stacked else ()
 
 
 class Inputs(NamedTuple):
@@ -64,7 +69,7 @@ def each(function: Callable[[Tensor], Tensor], tensors: Iterable[Tensor | None])
 
 
 class Outputs(NamedTuple):
-    """The results of a call."""
+    """The results of a call; of one network that is not stacked without the axis E."""
 
     mean: Tensor  # [E, T, B, H] mean of the visible state
     h: Tensor  # [E, B, H]
@@ -143,9 +148,10 @@ def by_inputs(i: Inputs, d: Sums, kind: CellKind, *, x: bool) -> Inputs:
         columns.scatter_add_(1, i.x.long().reshape(E, -1, 1).expand(-1, -1, X), rows)
         d_weight[:, :, :-1] = columns.transpose(1, 2)
     d_ih = None if i.bias_ih is None else rows.sum(1)
-    d_hh = d_ih
-    if d_ih is not None and d.bias_n is not None:
-        d_hh = torch.cat([d_ih[:, : 2 * H], d.bias_n], 1)
+    d_hh = None
+    if d_ih is not None:
+        # A tensor of its own: whoever scales or adds to one gradient in place must not reach the other.
+        d_hh = d_ih.clone() if d.bias_n is None else torch.cat([d_ih[:, : 2 * H], d.bias_n], 1)
     made: Any = (d_x, d_weight, d.weight_hh, d_ih, d_hh, d.halt, d.halt_bias, d.h, d.c)
     return Inputs(*made)
 

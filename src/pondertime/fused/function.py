@@ -1,5 +1,6 @@
 """The fused path as one differentiable function, and as a backend of ACT."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,16 +33,16 @@ def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: boo
 class Fused(torch.autograd.Function):
     """ACT of E networks with the closed-form backward pass; once differentiable.
 
-    Without ``stacked`` the tensors are those of one network and have no axis E.
+    Unless the rules say stacked, the tensors are those of one network and have no axis E.
     """
 
     @staticmethod
-    def forward(ctx, rules: Rules, plain: bool, stacked: bool, keep: bool, *tensors: Any):
-        inputs = Inputs(*tensors) if stacked else each(front, tensors)
-        run = make_run(inputs, rules, plain=plain, keep=keep)
-        ctx.run, ctx.options = run, (rules, plain, stacked)
+    def forward(ctx, rules: Rules, plain: bool, keep: bool, *tensors: Any):
+        run = make_run(with_front(tensors, rules), rules, plain=plain, keep=keep)
+        # A result must not be held by what it holds: that would never be freed.
+        outputs, run.out = tuple(run.out), None
+        ctx.run, ctx.options = run, (rules, plain)
         ctx.save_for_backward(*tensors)
-        outputs = tuple(run.out) if stacked else tuple(None if a is None else a[0] for a in run.out)
         ctx.mark_non_differentiable(outputs[3])
         ctx.set_materialize_grads(False)
         return outputs
@@ -49,20 +50,25 @@ class Fused(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any):  # type: ignore[override]
-        rules, plain, stacked = ctx.options
+        rules, plain = ctx.options
         tensors = ctx.saved_tensors
         run, ctx.run = ctx.run, None
         if run is None:
             # The tape was used up by a backward pass that kept the graph: make it again.
-            run = make_run(Inputs(*tensors) if stacked else each(front, tensors), rules, plain=plain, keep=True)
-        given = (g if g is None or stacked else g.unsqueeze(0) for g in grads)
-        # Derivatives by results that nobody used are zero; run.backward may write to those by the state.
+            run = make_run(with_front(tensors, rules), rules, plain=plain, keep=True)
+        E, T, B, H = run.E, run.T, run.B, run.H
+        shapes = ((E, T, B, H), (E, B, H), (E, B, H) if rules.kind.leaves == 2 else None, None, (E, T, B))
         d_mean, d_h, d_c, _, d_remainder = (
-            torch.zeros_like(a) if g is None and a is not None else g for g, a in zip(given, run.out, strict=True)
+            None if shape is None else run.inputs.h.new_zeros(shape) if g is None else g.reshape(shape)
+            for g, shape in zip(grads, shapes, strict=True)
         )
-        sums = run.backward(d_mean, d_h, d_c, d_remainder)
-        made = by_inputs(run.inputs, sums, rules.kind, x=ctx.needs_input_grad[4])
-        return None, None, None, None, *(made if stacked else (None if a is None else a[0] for a in made))
+        made = by_inputs(run.inputs, run.backward(d_mean, d_h, d_c, d_remainder), rules.kind, x=ctx.needs_input_grad[3])
+        return None, None, None, *(made if rules.stacked else (None if a is None else a[0] for a in made))
+
+
+def with_front(tensors: Iterable[Tensor | None], rules: Rules) -> Inputs:
+    """The tensors with an axis E in front."""
+    return each((lambda a: a) if rules.stacked else front, tensors)
 
 
 def front(a: Tensor) -> Tensor:
@@ -70,10 +76,10 @@ def front(a: Tensor) -> Tensor:
     return a.unsqueeze(0)
 
 
-def fused_networks(inputs: Inputs, rules: Rules, *, plain: bool = False, stacked: bool = True) -> Outputs:
+def fused_networks(inputs: Inputs, rules: Rules, *, plain: bool = False) -> Outputs:
     """E networks at once; differentiable where any input asks for it."""
     keep = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in inputs)
-    return Outputs(*Fused.apply(rules, plain, stacked, keep, *inputs))
+    return Outputs(*Fused.apply(rules, plain, keep, *inputs))
 
 
 def fused(
@@ -96,11 +102,11 @@ def fused(
     inputs = Inputs(x, cell.weight_ih, cell.weight_hh, *biases, net.halt.weight, net.halt.bias, h, c)
     rules = Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths)
     if record is None:
-        out = fused_networks(inputs, rules, plain=plain, stacked=False)
+        out = fused_networks(inputs, rules, plain=plain)
     else:
         with torch.no_grad():
             run = make_run(each(front, inputs), rules, plain=plain, keep=True, seen=True)
-        out = Outputs(*(None if a is None else a[0] for a in run.out))  # type: ignore[arg-type]
+        out = run.out
         for u in run.trace():
             record(u.t, None)(u.n, u.rows, u.prob, u.p, u.visible)
     final = (out.h, out.c) if out.c is not None else out.h

@@ -205,10 +205,12 @@ class Run:
     def forward(self) -> Outputs:
         i, rules, E, T, B, H = self.inputs, self.rules, self.E, self.T, self.B, self.H
         xw, bias_n = project(i, rules.kind)
-        mean, remainder = torch.empty(E, T, B, H, dtype=self.dtype), torch.empty(E, T, B, dtype=self.dtype)
+        front = rules.front(E)
+        mean = torch.empty(*front, T, B, H, dtype=self.dtype)
+        remainder = torch.empty(*front, T, B, dtype=self.dtype)
         self.steps = torch.empty(E, T, B, dtype=torch.int64)
-        h = i.h.clone(memory_format=torch.contiguous_format)
-        c = None if i.c is None else i.c.clone(memory_format=torch.contiguous_format)
+        h = torch.empty(*front, B, H, dtype=self.dtype).copy_(i.h.view(*front, B, H))
+        c = None if i.c is None else torch.empty(*front, B, H, dtype=self.dtype).copy_(i.c.view(*front, B, H))
         self.xw_shape = xw.shape
         self.zeros = torch.zeros(xw.shape[3], dtype=self.dtype)
         self.point(
@@ -220,13 +222,14 @@ class Run:
         self.weights(transpose=True)
         for loop, tape, bias in zip(self.loops, self.tapes, i.halt_bias.flatten().tolist(), strict=True):
             loop.cell, loop.T, loop.B, loop.H = KINDS.index(rules.kind), T, B, H
-            loop.max_steps, loop.force_steps = rules.max_steps, rules.force_steps or 0
+            loop.max_steps, loop.force_steps = min(rules.max_steps, 2**31 - 1), min(rules.force_steps or 0, 2**31 - 1)
             loop.keep, loop.threads = int(self.keep), self.threads if E == 1 else 1
             loop.epsilon, loop.halt_bias = rules.epsilon, bias
             loop.gemm, loop.zeros = self.lib.gemm[self.dtype], self.zeros.data_ptr()
             tape.attach(loop)
         self.run_forward()
-        return Outputs(mean, h, c, self.steps, remainder)
+        # The loop goes back by N, which is theirs to change.
+        return Outputs(mean, h, c, self.steps.clone().view(*front, T, B), remainder)
 
     def run_forward(self) -> None:
         loops = (ctypes.POINTER(Loop) * self.E)(*map(ctypes.pointer, self.loops))
