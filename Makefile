@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/parity/demo.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -177,10 +177,11 @@ def test_results_belong_to_the_caller(path: str) -> None:
 
 
 def test_a_halted_relu_row_does_not_overflow(path: str) -> None:
-    net = pt.ACT(nn.RNNCell(2, 1, bias=False, nonlinearity="relu"), None, halt_bias=-3.0, backend=path)
+    cell = nn.RNNCell(2, 1, bias=False, nonlinearity="relu")
+    net = pt.ACT(cell, None, halt_bias=-3.0, backend=path)
     with torch.no_grad():
-        net.cell.weight_ih.copy_(torch.tensor([[1.0, 0.0]]))
-        net.cell.weight_hh.fill_(500)
+        cell.weight_ih.copy_(torch.tensor([[1.0, 0.0]]))
+        cell.weight_hh.fill_(500)
         net.halt.weight.fill_(10)
     result = net(torch.tensor([1.0] + [0.0] * 9).view(1, 10, 1))
     assert result.ponder.steps.tolist() == [[1] + [21] * 9]

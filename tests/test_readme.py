@@ -25,3 +25,12 @@ def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_examples(path: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+def test_demo(tmp_path: Path) -> None:
+    """`make demo` with few updates: everything but the learning."""
+    command = [sys.executable, str(ROOT / "examples/parity/demo.py"), "1", "60"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "with ACT" in done.stdout and "49-64 bits" in done.stdout
+    assert all((tmp_path / "demo" / f"{name}.png").stat().st_size > 10_000 for name in ("learning", "bits"))

@@ -185,6 +185,8 @@ def make_config(
         force_steps = 1
     if force_steps is None and tau is None:
         tau = preset_tau
+    if force_steps is not None and overrides.get("max_steps") is None:
+        base["max_steps"] = max(base["max_steps"], force_steps)
     base.update(task=task, preset=preset, tau=tau, force_steps=force_steps, seed=seed)
     config = TrainConfig(**base)
     check(config)

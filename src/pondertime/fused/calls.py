@@ -10,6 +10,7 @@ number m of rows; where one has fewer running, rows that have halted fill it up.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ class Run:
         # A relu cell may overflow where it is computed on, and 0 times inf is no 0: its rows are dropped at once.
         self.drop_at = DROP_AT if rules.kind is not RNN_RELU else 1 - 1e-9
         self.segments: list[Segment] = []
-        self.out = self.forward()
+        self.out: Any = self.forward()
 
     def product(self, a: Tensor, weight: Tensor, add: Tensor | None, out: Tensor) -> Tensor:
         """out = a [E m, k] times weight [E, k, n], plus ``add`` [E m, n]."""

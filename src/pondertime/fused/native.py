@@ -168,7 +168,7 @@ class Run:
         self.threads = torch.get_num_threads()
         self.tapes = [Tape(self, rows, seen=seen) for _ in range(self.E)]
         self.loops = [Loop() for _ in range(self.E)]
-        self.out = self.forward()
+        self.out: Any = self.forward()
 
     def point(self, **tensors: Tensor | None) -> None:
         """Point every loop to its part of the tensors."""
