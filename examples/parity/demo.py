@@ -1,7 +1,7 @@
 """64-bit parity learned from nothing, without ACT and with it, in a few minutes on two cores.
 
 A simple recurrent network sees 64 numbers at once and must say whether the number of ones is odd. Making one update
-it cannot; with adaptive computation time it learns to think again, and longer about longer inputs.
+it cannot; with adaptive computation time it learns to think again.
 """
 
 import shutil
