@@ -16,7 +16,7 @@ from pondertime.halting import Ponder
 class Ensemble(nn.Module):
     """E ACT networks around a cell of ``torch.nn``, independent of each other, as one module.
 
-    Parameters are those of the networks with an axis E in front, by the same names; every result has E before
+    Parameters are those of the networks with an axis E in front, see ``weights``; every result has E before
     its batch axis. The gradient of a sum of losses is each network's own.
     """
 

@@ -128,7 +128,7 @@ class Sums(NamedTuple):
     c: Tensor | None
 
 
-def by_inputs(i: Inputs, d: Sums, kind: CellKind, *, x: bool) -> Inputs:
+def by_inputs(i: Inputs, d: Sums, *, x: bool) -> Inputs:
     """Derivatives by every input; by x only where it is asked for."""
     E, T, B, X = d.xw.shape
     rows, H = d.xw.view(E, T * B, X), i.weight_hh.shape[2]

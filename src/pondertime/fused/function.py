@@ -62,7 +62,7 @@ class Fused(torch.autograd.Function):
             None if shape is None else run.inputs.h.new_zeros(shape) if g is None else g.reshape(shape)
             for g, shape in zip(grads, shapes, strict=True)
         )
-        made = by_inputs(run.inputs, run.backward(d_mean, d_h, d_c, d_remainder), rules.kind, x=ctx.needs_input_grad[3])
+        made = by_inputs(run.inputs, run.backward(d_mean, d_h, d_c, d_remainder), x=ctx.needs_input_grad[3])
         return None, None, None, *(made if rules.stacked else (None if a is None else a[0] for a in made))
 
 
