@@ -65,15 +65,11 @@ class Ensemble(nn.Module):
             self.weights("halt.bias"),
             zeros,
             zeros if kind.leaves == 2 else None,
+            None if net.output is None else self.weights("output.weight"),
+            None if net.output is None else self.weights("output.bias"),
         )
         rules = Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, stacked=True)
         out = fused_networks(inputs, rules, plain=self.plain)
         steps, remainder = out.steps.transpose(0, 1), out.remainder.transpose(0, 1)
         rho = steps + remainder
-        y = out.mean
-        if net.output is not None:
-            weight, bias = self.weights("output.weight"), self.weights("output.bias")
-            y = torch.baddbmm(bias.unsqueeze(1), y.flatten(1, 2), weight.transpose(1, 2)).view(*y.shape[:3], -1)
-            if lengths is not None:
-                y = torch.where((out.steps > 0).unsqueeze(-1), y, 0)
-        return y.transpose(0, 1), Ponder(steps, remainder, rho, rho.sum(0))
+        return out.y.transpose(0, 1), Ponder(steps, remainder, rho, rho.sum(0))

@@ -60,6 +60,8 @@ class Inputs(NamedTuple):
     halt_bias: Tensor  # [E, 1]
     h: Tensor  # [E, B, H]
     c: Tensor | None  # [E, B, H]
+    weight_y: Tensor | None = None  # [E, O, H]; None: the mean state itself is read out
+    bias_y: Tensor | None = None  # [E, O]
 
 
 def each(function: Callable[[Tensor], Tensor], tensors: Iterable[Tensor | None]) -> Inputs:
@@ -71,11 +73,20 @@ def each(function: Callable[[Tensor], Tensor], tensors: Iterable[Tensor | None])
 class Outputs(NamedTuple):
     """The results of a call; of one network that is not stacked without the axis E."""
 
-    mean: Tensor  # [E, T, B, H] mean of the visible state
+    y: Tensor  # [E, T, B, O]
     h: Tensor  # [E, B, H]
     c: Tensor | None
     steps: Tensor  # [E, T, B]
     remainder: Tensor  # [E, T, B]
+
+
+class Grads(NamedTuple):
+    """Derivatives of the loss by the results."""
+
+    y: Tensor
+    h: Tensor
+    c: Tensor | None
+    remainder: Tensor
 
 
 class Update(NamedTuple):
@@ -87,6 +98,29 @@ class Update(NamedTuple):
     prob: Tensor
     p: Tensor
     visible: Tensor
+
+
+def look_up(i: Inputs) -> Tensor:
+    """W_x x_t for integers: the columns of W_x they name, ``[E, T, B, X]``."""
+    X, width = i.weight_ih.shape[-2:]
+    table = i.weight_ih[..., :-1].transpose(-2, -1).reshape(-1, X)
+    return torch.nn.functional.embedding(flat_places(i.x, width - 1, stacked=i.h.dim() == 3), table)
+
+
+def by_look_up(i: Inputs, d_xw: Tensor, d_weight: Tensor) -> None:
+    """Write the derivative by W_x, all but the flag's column, for integers."""
+    X, width = i.weight_ih.shape[-2:]
+    places = flat_places(i.x, width - 1, stacked=i.h.dim() == 3).reshape(-1, 1).expand(-1, X)
+    columns = d_weight.new_zeros(d_weight.numel() // (X * width) * (width - 1), X)
+    columns.scatter_add_(0, places, d_xw.reshape(-1, X))
+    d_weight[..., :-1] = columns.view(*d_weight.shape[:-2], width - 1, X).transpose(-2, -1)
+
+
+def flat_places(x: Tensor, features: int, *, stacked: bool) -> Tensor:
+    """Integers as rows of one table of all networks' features."""
+    if not stacked:
+        return x.long()
+    return x.long() + features * torch.arange(len(x), device=x.device).view(-1, 1, 1)
 
 
 def project(i: Inputs, kind: CellKind) -> tuple[Tensor, Tensor | None]:
@@ -102,8 +136,7 @@ def project(i: Inputs, kind: CellKind) -> tuple[Tensor, Tensor | None]:
     elif kind is GRU:
         bias_n = weight.new_zeros(E, H)
     if not i.x.is_floating_point():
-        rows = torch.arange(E, device=i.x.device).view(E, 1, 1)
-        xw = weight.transpose(1, 2)[rows, i.x.long()]
+        xw = look_up(i)
         return xw if bias is None else xw.add_(bias.view(E, 1, 1, -1)), bias_n
     rows = i.x.reshape(E, T * B, -1)
     if E == 1:
@@ -113,6 +146,27 @@ def project(i: Inputs, kind: CellKind) -> tuple[Tensor, Tensor | None]:
     else:
         xw = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
     return xw.view(E, T, B, -1), bias_n
+
+
+def read_out(i: Inputs, mean: Tensor, steps: Tensor) -> Tensor:
+    """y_t = W_y s_t + b_y for all t, ``[E, T, B, O]``, zeros at padding."""
+    if i.weight_y is None:
+        return mean
+    E, T, B, H = mean.shape
+    y = torch.bmm(mean.reshape(E, T * B, H), i.weight_y.transpose(1, 2))
+    if i.bias_y is not None:
+        y.addcmul_((steps > 0).reshape(E, T * B, 1), i.bias_y.unsqueeze(1))
+    return y.view(E, T, B, -1)
+
+
+def by_read_out(i: Inputs, d_y: Tensor, mean: Tensor, steps: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Derivatives by the mean state, W_y and b_y."""
+    if i.weight_y is None:
+        return d_y, None, None
+    E, T, B, H = mean.shape
+    rows = torch.where((steps > 0).unsqueeze(-1), d_y, 0).reshape(E, T * B, -1)
+    d_weight = torch.bmm(rows.transpose(1, 2), mean.reshape(E, T * B, H))
+    return torch.bmm(rows, i.weight_y).view(mean.shape), d_weight, None if i.bias_y is None else rows.sum(1)
 
 
 class Sums(NamedTuple):
@@ -129,7 +183,7 @@ class Sums(NamedTuple):
 
 
 def by_inputs(i: Inputs, d: Sums, *, x: bool) -> Inputs:
-    """Derivatives by every input; by x only where it is asked for."""
+    """Derivatives by every input but the read-out's; by x only where it is asked for."""
     E, T, B, X = d.xw.shape
     rows, H = d.xw.view(E, T * B, X), i.weight_hh.shape[2]
     d_weight = torch.empty_like(i.weight_ih)
@@ -144,9 +198,7 @@ def by_inputs(i: Inputs, d: Sums, *, x: bool) -> Inputs:
         if x:
             d_x = torch.bmm(rows, i.weight_ih[:, :, :-1]).view(i.x.shape)
     else:
-        columns = d_weight.new_zeros(E, i.weight_ih.shape[2] - 1, X)
-        columns.scatter_add_(1, i.x.long().reshape(E, -1, 1).expand(-1, -1, X), rows)
-        d_weight[:, :, :-1] = columns.transpose(1, 2)
+        by_look_up(i, d.xw, d_weight)
     d_ih = None if i.bias_ih is None else rows.sum(1)
     d_hh = None
     if d_ih is not None:

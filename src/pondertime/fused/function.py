@@ -1,29 +1,28 @@
 """The fused path as one differentiable function, and as a backend of ACT."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from pondertime.cells import Network
+from pondertime.cells import Network, hooked
 from pondertime.fused import calls, native
-from pondertime.fused.common import Inputs, Outputs, Rules, by_inputs, each, kind_of
+from pondertime.fused.common import Grads, Inputs, Outputs, Rules, kind_of
 from pondertime.halting import State
 from pondertime.reference import Recorder, Result, read_out_after
 
-# Rows of tape that calls of a shape needed last time.
+# What calls of a shape needed last time: rows of tape, updates of a segment.
 _rows: dict[tuple[int, ...], int] = {}
+_rooms: dict[tuple[int, ...], list[int]] = {}
 
 
 def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: bool = False) -> native.Run | calls.Run:
     """Run E networks forward with the C loop, or with plain calls where there is none."""
     lib = native.library()
-    if plain or isinstance(lib, str):
-        return calls.Run(inputs, rules, keep=keep, seen=seen)
-    T, B = inputs.x.shape[1:3]
+    T, B = inputs.x.shape[inputs.h.dim() - 2], inputs.h.shape[-2]
     shape = (T, *inputs.h.shape, rules.kind.slots)
+    if plain or isinstance(lib, str):
+        return calls.Run(inputs, rules, keep=keep, seen=seen, rooms=_rooms.setdefault(shape, []))
     run = native.Run(lib, inputs, rules, rows=_rows.get(shape, 2 * T * B), keep=keep, seen=seen)
     if keep:
         _rows[shape] = int(1.1 * run.rows) + 2 * B
@@ -38,7 +37,7 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, rules: Rules, plain: bool, keep: bool, *tensors: Any):
-        run = make_run(with_front(tensors, rules), rules, plain=plain, keep=keep)
+        run = make_run(Inputs(*tensors), rules, plain=plain, keep=keep)
         # A result must not be held by what it holds: that would never be freed.
         outputs, run.out = tuple(run.out), None
         ctx.run, ctx.options = run, (rules, plain)
@@ -48,32 +47,43 @@ class Fused(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any):  # type: ignore[override]
+        with torch.no_grad():
+            made = Fused.once(ctx, *grads)
+        if torch.is_grad_enabled():
+            there = iter(Twice.apply(*(a.requires_grad_() for a in made if a is not None)))
+            made = [None if a is None else next(there) for a in made]
+        return None, None, None, *made
+
+    @staticmethod
+    def once(ctx: Any, d_y: Any, d_h: Any, d_c: Any, _: Any, d_remainder: Any) -> Inputs:
         rules, plain = ctx.options
-        tensors = ctx.saved_tensors
+        inputs = Inputs(*ctx.saved_tensors)
         run, ctx.run = ctx.run, None
         if run is None:
             # The tape was used up by a backward pass that kept the graph: make it again.
-            run = make_run(with_front(tensors, rules), rules, plain=plain, keep=True)
-        E, T, B, H = run.E, run.T, run.B, run.H
-        shapes = ((E, T, B, H), (E, B, H), (E, B, H) if rules.kind.leaves == 2 else None, None, (E, T, B))
-        d_mean, d_h, d_c, _, d_remainder = (
-            None if shape is None else run.inputs.h.new_zeros(shape) if g is None else g.reshape(shape)
-            for g, shape in zip(grads, shapes, strict=True)
+            run = make_run(inputs, rules, plain=plain, keep=True)
+        per_step = (*inputs.h.shape[:-2], run.T, run.B)
+        width = run.H if inputs.weight_y is None else inputs.weight_y.shape[-2]
+        d = Grads(
+            inputs.h.new_zeros(*per_step, width) if d_y is None else d_y,
+            torch.zeros_like(inputs.h) if d_h is None else d_h,
+            torch.zeros_like(inputs.h) if d_c is None and inputs.c is not None else d_c,
+            inputs.h.new_zeros(per_step) if d_remainder is None else d_remainder,
         )
-        made = by_inputs(run.inputs, run.backward(d_mean, d_h, d_c, d_remainder), x=ctx.needs_input_grad[3])
-        return None, None, None, *(made if rules.stacked else (None if a is None else a[0] for a in made))
+        return run.backward(d, x=ctx.needs_input_grad[3])
 
 
-def with_front(tensors: Iterable[Tensor | None], rules: Rules) -> Inputs:
-    """The tensors with an axis E in front."""
-    return each((lambda a: a) if rules.stacked else front, tensors)
+class Twice(torch.autograd.Function):
+    """Hands gradients on, and says so when somebody differentiates them again."""
 
+    @staticmethod
+    def forward(ctx, *grads: Any):
+        return tuple(a.view_as(a) for a in grads)
 
-def front(a: Tensor) -> Tensor:
-    """A tensor of one network with an axis E in front."""
-    return a.unsqueeze(0)
+    @staticmethod
+    def backward(ctx: Any, *grads: Any):  # type: ignore[override]
+        raise RuntimeError("the fused path is once differentiable; backend='reference' has second derivatives")
 
 
 def fused_networks(inputs: Inputs, rules: Rules, *, plain: bool = False) -> Outputs:
@@ -99,18 +109,22 @@ def fused(
         lengths = lengths.unsqueeze(0)
     biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
     h, c = state if kind.leaves == 2 else (state, None)
-    inputs = Inputs(x, cell.weight_ih, cell.weight_hh, *biases, net.halt.weight, net.halt.bias, h, c)
+    # A read-out that is watched, or of another type, is called; any other is one more product of the loop.
+    inside = net.output is not None and not hooked(net.output) and net.output.weight.dtype == h.dtype
+    read_out = (net.output.weight, net.output.bias) if inside else (None, None)
+    inputs = Inputs(x, cell.weight_ih, cell.weight_hh, *biases, net.halt.weight, net.halt.bias, h, c, *read_out)
     rules = Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths)
     if record is None:
         out = fused_networks(inputs, rules, plain=plain)
     else:
         with torch.no_grad():
-            run = make_run(each(front, inputs), rules, plain=plain, keep=True, seen=True)
+            run = make_run(inputs, rules, plain=plain, keep=True, seen=True)
         out = run.out
         for u in run.trace():
             record(u.t, None)(u.n, u.rows, u.prob, u.p, u.visible)
     final = (out.h, out.c) if out.c is not None else out.h
-    return read_out_after(net, Result(out.mean, final, out.steps, out.remainder), padded=lengths is not None)
+    result = Result(out.y, final, out.steps, out.remainder)
+    return result if inside else read_out_after(net, result, padded=lengths is not None)
 
 
 def fused_calls(

@@ -22,16 +22,20 @@ enum { DONE, TAPE_FULL, NOT_A_NUMBER };
 #define PARALLEL_FROM 4096 /* elements of a state from which threads pay */
 
 typedef struct {
-  int32_t cell, T, B, H, max_steps, force_steps, keep, threads;
+  int32_t cell, T, B, I, H, O, max_steps, force_steps, keep, threads;
   double epsilon;
-  void *gemm, *compute; /* Fortran ?gemm; MKL's cblas_?gemm_compute, or null */
-  const void *xw;       /* [T, B, X] W_x x_t + b */
-  const void *flag;     /* [X] the flag's column of W_x */
-  const void *weight;   /* forward W_h^T [H, P], backward W_h [P, H]; packed by MKL if compute is set */
-  int32_t transposed, unused; /* forward: weight is W_h [P, H] as it is */
-  const void *bias_n;   /* [H] GRU: b of U_n h */
-  const void *halt;     /* [H] */
+  void *gemm, *compute;  /* Fortran ?gemm; MKL's cblas_?gemm_compute, or null */
+  const void *x;         /* [T, B, I], or null: integers, whose columns of W_x are in xw already */
+  void *xw;              /* [T, B, X] W_x x_t */
+  const void *weight_ih; /* [X, I + 1] W_x, and the flag's column */
+  const void *bias_ih, *bias_hh; /* [X] or null */
+  void *bias;            /* [2, X] work space: what the first update adds to W_x x_t, and what the others do */
+  const void *weight;    /* forward W_h^T [H, P], backward W_h [P, H]; packed by MKL if compute is set */
+  int32_t transposed, begun; /* forward: weight is W_h [P, H] as it is; the inputs are projected */
+  const void *halt;      /* [H] */
   double halt_bias;
+  const void *weight_y, *bias_y; /* [O, H], [O], or null: no read-out */
+  void *y;                /* [T, B, O] */
   const int64_t *lengths; /* [B] or null */
   void *state[2];         /* [B, H] in: before t = 0, out: after t = T - 1 */
   void *mean;             /* [T, B, H] mean of the visible state */
@@ -46,12 +50,17 @@ typedef struct {
   int32_t t, n, m;
   int64_t offset, used, updates;
   /* backward */
-  const void *d_mean, *d_remainder; /* [T, B, H], [T, B] */
-  void *d_state[2];                 /* [B, H] in: by the last state, out: by the first */
-  void *d_xw, *d_flag, *d_logit;    /* [T, B, X], [X], [rows] by the logit before the row's prev */
-  void *carry[4];                   /* [B, H] work space */
-  void *end_dot;                    /* [B] work space */
-  const void *zeros;                /* [X] zeros, for both passes */
+  void *d_y, *d_mean;      /* [T, B, O] (padding is set to 0), [T, B, H]: made from d_y if there is a read-out */
+  const void *d_remainder; /* [T, B] */
+  void *d_state[2];        /* [B, H] in: by the last state, out: by the first */
+  void *d_xw, *d_logit;    /* [T, B, X], [rows] by the logit before the row's prev */
+  void *d_x;               /* [T, B, I] or null */
+  void *d_weight_ih, *d_bias_ih, *d_bias_hh; /* like what they are derivatives by; all but the flag's column of */
+  void *d_weight_hh, *d_halt, *d_halt_bias;  /* d_weight_ih is left out where x is null */
+  void *d_weight_y, *d_bias_y;
+  void *carry[4];          /* [B, H] work space */
+  void *end_dot;           /* [B] work space */
+  const void *zeros;       /* [H] zeros */
 } Loop;
 
 #define REAL float
@@ -70,7 +79,24 @@ typedef void (*NAME(Gemm))(const char *, const char *, const int *, const int *,
                            const REAL *, const int *, const REAL *, const int *, const REAL *, REAL *, const int *);
 typedef void (*NAME(Compute))(int, int, int, int, int, int, const REAL *, int, const REAL *, int, REAL, REAL *, int);
 
-/* C [m, n] = A [m, k] B [k, n] + beta C, row by row in memory. */
+/* C [m, n] = A B, row by row in memory, ld?: from one row to the next; A is stored [k, m] if ta is 'T', B [n, k] if
+   tb is 'T'. */
+static void NAME(gemm)(const Loop *a, char ta, char tb, int64_t m, int n, int64_t k, const REAL *A, int lda, const REAL *B,
+                       int ldb, REAL *C, int ldc) {
+  const REAL one = 1, zero = 0;
+  const int rows = (int)m, inner = (int)k;
+  ((NAME(Gemm))a->gemm)(&tb, &ta, &n, &rows, &inner, &one, B, &ldb, A, &lda, &zero, C, &ldc);
+}
+
+/* to [n] = the sum of the rows of A [m, n], one from the other by ld. */
+static void NAME(sum_rows)(int64_t m, int n, const REAL *A, int64_t ld, REAL *restrict to) {
+  memset(to, 0, sizeof(REAL) * n);
+  for (int64_t j = 0; j < m; j++)
+#pragma omp simd
+    for (int k = 0; k < n; k++) to[k] += A[j * ld + k];
+}
+
+/* C [m, n] = A [m, k] weight [k, n] + beta C, row by row in memory. */
 static void NAME(product)(const Loop *a, int m, int n, int k, const REAL *A, int lda, REAL beta, REAL *C, int ldc) {
   const REAL one = 1;
   if (m == 0) return;
@@ -123,7 +149,7 @@ static inline REAL NAME(tanh)(REAL x) {
 static void NAME(activate)(const Loop *a, REAL *restrict g, const REAL *restrict x, const REAL *restrict f,
                            const REAL *restrict h0, const REAL *restrict c0, REAL *restrict h, REAL *restrict c) {
   const int H = a->H;
-  const REAL *restrict bias = a->bias_n;
+  const REAL *restrict bias = a->cell == GRU && a->bias_hh ? (const REAL *)a->bias_hh + 2 * H : a->zeros;
   switch (a->cell) {
   case RNN_TANH:
 #pragma omp simd
@@ -162,6 +188,22 @@ static void NAME(activate)(const Loop *a, REAL *restrict g, const REAL *restrict
 static inline int NAME(x_width)(const Loop *a) { return a->H * (a->cell == LSTM ? 4 : a->cell == GRU ? 3 : 1); }
 static inline int NAME(slots)(const Loop *a) { return a->H * (a->cell >= LSTM ? 4 : 1); }
 
+/* Before the first step: W_x x_t for all t, and what is added to it. */
+static void NAME(project)(Loop *a) {
+  const int I = a->I, H = a->H, X = NAME(x_width)(a);
+  const REAL *weight = a->weight_ih, *ih = a->bias_ih, *hh = a->bias_hh;
+  REAL *first = a->bias, *later = first + X;
+  if (a->x && I)
+    NAME(gemm)(a, 'N', 'T', (int64_t)a->T * a->B, X, I, a->x, I, weight, I + 1, a->xw, X);
+  else if (a->x)
+    memset(a->xw, 0, sizeof(REAL) * a->T * a->B * X);
+  for (int k = 0; k < X; k++) {
+    later[k] = ih ? ih[k] + (a->cell == GRU && k >= 2 * H ? 0 : hh[k]) : 0;
+    first[k] = later[k] + weight[(int64_t)k * (I + 1) + I];
+  }
+  a->begun = 1;
+}
+
 /* Put the rows that have an input at step t at the front of a new update. */
 static void NAME(begin)(Loop *a) {
   const int B = a->B, H = a->H;
@@ -191,7 +233,7 @@ static int NAME(update)(Loop *a) {
   REAL *prev = (REAL *)a->prev[0], *prev_c = (REAL *)a->prev[1], *total = a->total;
   REAL *prob = (REAL *)a->prob + (a->keep ? at : 0), *p = (REAL *)a->p + (a->keep ? at : 0);
   const REAL *xw = (const REAL *)a->xw + (int64_t)a->t * B * X, *halt = a->halt;
-  const REAL *flag = a->n == 1 ? a->flag : a->zeros, threshold = (REAL)(1 - a->epsilon);
+  const REAL *bias = (const REAL *)a->bias + (a->n == 1 ? 0 : X), threshold = (REAL)(1 - a->epsilon);
   const int last = a->force_steps ? a->n == a->force_steps : a->n == a->max_steps;
   int bad = 0;
   NAME(product)(a, m, P, H, prev + at * H, H, 0, gates, S);
@@ -200,7 +242,7 @@ static int NAME(update)(Loop *a) {
     const int r = a->row[at + j];
     REAL *h = prev + (next + j) * H, *c = prev_c ? prev_c + (next + j) * H : 0;
     REAL *mean = (REAL *)a->mean + ((int64_t)a->t * B + r) * H, logit = 0;
-    NAME(activate)(a, gates + (int64_t)j * S, xw + (int64_t)r * X, flag, prev + (at + j) * H,
+    NAME(activate)(a, gates + (int64_t)j * S, xw + (int64_t)r * X, bias, prev + (at + j) * H,
                    prev_c ? prev_c + (at + j) * H : 0, h, c);
 #pragma omp simd reduction(+ : logit)
     for (int k = 0; k < H; k++) logit += h[k] * halt[k];
@@ -243,9 +285,26 @@ static int NAME(update)(Loop *a) {
   return bad ? NOT_A_NUMBER : DONE;
 }
 
+/* After the last step: y_t = W_y s_t + b_y for all t, zeros at padding. */
+static void NAME(read_out)(Loop *a) {
+  const int64_t rows = (int64_t)a->T * a->B;
+  const int O = a->O;
+  const REAL *restrict bias = a->bias_y;
+  if (!a->weight_y) return;
+  NAME(gemm)(a, 'N', 'T', rows, O, a->H, a->mean, a->H, a->weight_y, a->H, a->y, O);
+  if (!bias) return;
+  for (int64_t j = 0; j < rows; j++) {
+    REAL *restrict y = (REAL *)a->y + j * O;
+    if (!a->steps[j]) continue;
+#pragma omp simd
+    for (int k = 0; k < O; k++) y[k] += bias[k];
+  }
+}
+
 /* Run from where the loop stands to the end, or until the tape is full. */
 static int NAME(forward)(Loop *a) {
   const int B = a->B, H = a->H;
+  if (!a->begun) NAME(project)(a);
   for (; a->t < a->T; a->t++) {
     if (a->keep && a->m == 0 && a->used + 2 * B > a->capacity) return TAPE_FULL;
     if (a->m == 0) NAME(begin)(a);
@@ -261,6 +320,7 @@ static int NAME(forward)(Loop *a) {
         memcpy((REAL *)a->state[1] + (int64_t)r * H, (REAL *)a->mean_c + (int64_t)r * H, sizeof(REAL) * H);
     }
   }
+  NAME(read_out)(a);
   return DONE;
 }
 
@@ -346,13 +406,47 @@ void NAME(forward_all)(Loop **loops, int32_t *status, int E, int threads) {
     if (status[e] == TAPE_FULL) status[e] = NAME(forward)(loops[e]);
 }
 
+/* Before the tape: from y_t to W_y, b_y and s_t. */
+static void NAME(by_read_out)(Loop *a) {
+  const int64_t rows = (int64_t)a->T * a->B;
+  const int H = a->H, O = a->O;
+  if (!a->weight_y) return;
+  for (int64_t j = 0; j < rows; j++)
+    if (!a->steps[j]) memset((REAL *)a->d_y + j * O, 0, sizeof(REAL) * O);
+  NAME(gemm)(a, 'N', 'N', rows, H, O, a->d_y, O, a->weight_y, H, a->d_mean, H);
+  NAME(gemm)(a, 'T', 'N', O, H, rows, a->d_y, O, a->mean, H, a->d_weight_y, H);
+  if (a->bias_y) NAME(sum_rows)(rows, O, a->d_y, O, a->d_bias_y);
+}
+
+/* After the tape: to the weights and to x. The flag's column of d_weight_ih was added up on the way, in bias. */
+static void NAME(by_weights)(Loop *a) {
+  const int I = a->I, H = a->H, X = NAME(x_width)(a), S = NAME(slots)(a), P = a->cell == GRU ? 3 * H : S;
+  const int64_t inputs = (int64_t)a->T * a->B, rows = a->used;
+  REAL *d_weight_ih = a->d_weight_ih, *d_halt_bias = a->d_halt_bias;
+  const REAL *d_flag = a->bias, *d_logit = a->d_logit;
+  NAME(gemm)(a, 'T', 'N', P, H, rows, a->gates, S, a->prev[0], H, a->d_weight_hh, H);
+  NAME(gemm)(a, 'N', 'N', 1, H, rows, d_logit, (int)rows, a->prev[0], H, a->d_halt, H);
+  *d_halt_bias = 0;
+  for (int64_t j = 0; j < rows; j++) *d_halt_bias += d_logit[j];
+  if (a->x && I) NAME(gemm)(a, 'T', 'N', X, I, inputs, a->d_xw, X, a->x, I, d_weight_ih, I + 1);
+  for (int k = 0; k < X; k++) d_weight_ih[(int64_t)k * (I + 1) + I] = d_flag[k];
+  if (a->d_x && I) NAME(gemm)(a, 'N', 'N', inputs, I, X, a->d_xw, X, a->weight_ih, I + 1, a->d_x, I);
+  if (!a->bias_ih) return;
+  NAME(sum_rows)(inputs, X, a->d_xw, X, a->d_bias_ih);
+  memcpy(a->d_bias_hh, a->d_bias_ih, sizeof(REAL) * P);
+  if (a->cell == GRU) NAME(sum_rows)(rows, H, (REAL *)a->gates + 2 * H, S, (REAL *)a->d_bias_hh + 2 * H);
+}
+
 /* The whole tape backwards. d_state goes from the derivative by the last state to that by the first. */
 static void NAME(backward)(Loop *a) {
   const int B = a->B, H = a->H, X = NAME(x_width)(a), S = NAME(slots)(a), P = a->cell == GRU ? 3 * H : S;
-  REAL *prev = a->prev[0], *prev_c = a->prev[1], *G = a->d_state[0], *Gc = a->d_state[1], *d_flag = a->d_flag;
+  REAL *prev = a->prev[0], *prev_c = a->prev[1], *G = a->d_state[0], *Gc = a->d_state[1], *d_flag = a->bias;
   const REAL *d_remainder = a->d_remainder, *all_prob = a->prob, *all_p = a->p, *zeros = a->zeros;
   REAL *d_logit = a->d_logit, *end_dot = a->end_dot;
   int64_t after = a->used, u = a->updates; /* rows and updates not yet gone through */
+  NAME(by_read_out)(a);
+  memset(d_flag, 0, sizeof(REAL) * X);
+  memset(a->d_xw, 0, sizeof(REAL) * a->T * B * X);
   for (int t = a->T - 1; t >= 0; t--) {
     const int64_t *steps = a->steps + (int64_t)t * B;
     const REAL *d_mean = (const REAL *)a->d_mean + (int64_t)t * B * H;
@@ -400,6 +494,7 @@ static void NAME(backward)(Loop *a) {
       }
     }
   }
+  NAME(by_weights)(a);
 }
 
 void NAME(backward_all)(Loop **loops, int E, int threads) {

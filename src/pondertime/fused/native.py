@@ -15,7 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import GRU, KINDS, Inputs, Outputs, Rules, Sums, Update, nan_error, project
+from pondertime.fused.common import (
+    KINDS,
+    Grads,
+    Inputs,
+    Outputs,
+    Rules,
+    Update,
+    by_look_up,
+    each,
+    look_up,
+    nan_error,
+)
 
 log = logging.getLogger("pondertime")
 SOURCE = Path(__file__).with_name("loop.c")
@@ -26,6 +37,7 @@ DONE, TAPE_FULL, NOT_A_NUMBER = range(3)
 # With fewer input steps the products do not pay for a copy of their weights in another layout.
 WORTH_A_COPY = 4
 
+PLAIN = torch.contiguous_format
 POINTER, INT, LONG, REAL = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
 
 
@@ -33,20 +45,22 @@ class Loop(ctypes.Structure):
     """``Loop`` of loop.c; a number at the end of a name is a place in an array there."""
 
     _fields_ = [
-        *[(k, INT) for k in ("cell", "T", "B", "H", "max_steps", "force_steps", "keep", "threads")],
+        *[(k, INT) for k in ("cell", "T", "B", "I", "H", "O", "max_steps", "force_steps", "keep", "threads")],
         ("epsilon", REAL),
-        *[(k, POINTER) for k in ("gemm", "compute", "xw", "flag", "weight")],
-        *[(k, INT) for k in ("transposed", "unused")],
-        *[(k, POINTER) for k in ("bias_n", "halt")],
+        *[(k, POINTER) for k in ("gemm", "compute", "x", "xw", "weight_ih", "bias_ih", "bias_hh", "bias", "weight")],
+        *[(k, INT) for k in ("transposed", "begun")],
+        ("halt", POINTER),
         ("halt_bias", REAL),
-        ("lengths", POINTER),
+        *[(k, POINTER) for k in ("weight_y", "bias_y", "y", "lengths")],
         *[(k, POINTER) for k in ("state0", "state1", "mean", "steps", "remainder")],
         *[(k, POINTER) for k in ("prev0", "prev1", "gates", "prob", "p", "seen", "row", "count")],
         *[(k, LONG) for k in ("capacity", "capacity_updates")],
         *[(k, POINTER) for k in ("total", "mean_c", "child")],
         *[(k, INT) for k in ("t", "n", "m")],
         *[(k, LONG) for k in ("offset", "used", "updates")],
-        *[(k, POINTER) for k in ("d_mean", "d_remainder", "d_state0", "d_state1", "d_xw", "d_flag", "d_logit")],
+        *[(k, POINTER) for k in ("d_y", "d_mean", "d_remainder", "d_state0", "d_state1", "d_xw", "d_logit", "d_x")],
+        *[(k, POINTER) for k in ("d_weight_ih", "d_bias_ih", "d_bias_hh", "d_weight_hh", "d_halt", "d_halt_bias")],
+        *[(k, POINTER) for k in ("d_weight_y", "d_bias_y")],
         *[(k, POINTER) for k in ("carry0", "carry1", "carry2", "carry3", "end_dot", "zeros")],
     ]
 
@@ -160,8 +174,12 @@ class Run:
     """A forward pass of E networks, and what its backward pass needs."""
 
     def __init__(self, lib: Library, inputs: Inputs, rules: Rules, *, rows: int, keep: bool, seen: bool) -> None:
-        self.lib, self.rules, self.keep, self.inputs = lib, rules, keep, inputs
-        self.E, self.T, self.B, self.H = *inputs.x.shape[:3], inputs.h.shape[2]
+        self.lib, self.rules, self.keep = lib, rules, keep
+        self.inputs = each(Tensor.contiguous, inputs)
+        self.front = inputs.h.shape[:-2]  # (E,), or nothing
+        self.E, (self.B, self.H) = len(inputs.h) if self.front else 1, inputs.h.shape[-2:]
+        self.T, self.I = inputs.x.shape[len(self.front)], inputs.weight_ih.shape[-1] - 1
+        self.X = inputs.weight_ih.shape[-2]
         self.dtype = inputs.h.dtype
         self.suffix = "f64" if self.dtype == torch.float64 else "f32"
         self.held: list[Tensor] = []  # what the loops point to
@@ -171,65 +189,71 @@ class Run:
         self.out: Any = self.forward()
 
     def point(self, **tensors: Tensor | None) -> None:
-        """Point every loop to its part of the tensors."""
+        """Point every loop to its part of the tensors, which are contiguous."""
         for name, a in tensors.items():
             if a is None:
                 continue
-            a = a.contiguous()
             self.held.append(a)
-            start, size = a.data_ptr(), a.numel() // self.E * a.element_size()
+            start = a.data_ptr()
+            if self.E == 1:
+                setattr(self.loops[0], name, start)
+                continue
+            size = a.numel() // self.E * a.element_size()
             for e, loop in enumerate(self.loops):
                 setattr(loop, name, start + e * size)
 
+    def empty(self, *shape: int) -> Tensor:
+        """Memory for every network."""
+        return torch.empty(*self.front, *shape, dtype=self.dtype)
+
     def weights(self, *, transpose: bool) -> None:
         """Lay W_h out for its product: packed by MKL or a copy, or as it is where that does not pay."""
-        weight = self.inputs.weight_hh.contiguous()
-        P, H = weight.shape[1:]
-        n, k = (P, H) if transpose else (H, P)
+        weight = self.inputs.weight_hh
+        P, H = weight.shape[-2:]
         pays = self.T >= WORTH_A_COPY
         if pays and self.lib.pack is not None and self.lib.compute and self.dtype == torch.float32:
+            n, k = (P, H) if transpose else (H, P)
             size = self.lib.pack_size(162, self.B, n, k) // 4 + 64
             packed = torch.empty(self.E, size)
             layout, one = 112 if transpose else 111, ctypes.c_float(1)
-            for a, b in zip(weight, packed, strict=True):
+            for a, b in zip(weight.view(self.E, P, H), packed, strict=True):
                 self.lib.pack(101, 162, layout, self.B, n, k, one, POINTER(a.data_ptr()), H, POINTER(b.data_ptr()))
             self.point(weight=packed)
             for loop in self.loops:
                 loop.compute = self.lib.compute
             return
         as_it_is = transpose and not pays and (H > 256 or P == H)
-        self.point(weight=weight if as_it_is or not transpose else weight.transpose(1, 2))
+        self.point(weight=weight if as_it_is or not transpose else weight.transpose(-2, -1).contiguous())
         for loop in self.loops:
             loop.compute, loop.transposed = None, int(as_it_is)
 
     def forward(self) -> Outputs:
-        i, rules, E, T, B, H = self.inputs, self.rules, self.E, self.T, self.B, self.H
-        xw, bias_n = project(i, rules.kind)
-        front = rules.front(E)
-        mean = torch.empty(*front, T, B, H, dtype=self.dtype)
-        remainder = torch.empty(*front, T, B, dtype=self.dtype)
-        self.steps = torch.empty(E, T, B, dtype=torch.int64)
-        h = torch.empty(*front, B, H, dtype=self.dtype).copy_(i.h.view(*front, B, H))
-        c = None if i.c is None else torch.empty(*front, B, H, dtype=self.dtype).copy_(i.c.view(*front, B, H))
-        self.xw_shape = xw.shape
-        self.zeros = torch.zeros(xw.shape[3], dtype=self.dtype)
+        i, rules, T, B, H, empty = self.inputs, self.rules, self.T, self.B, self.H, self.empty
+        h = torch.clone(i.h)
+        c = None if i.c is None else torch.clone(i.c)
+        mean, remainder = empty(T, B, H), empty(T, B)
+        y = mean if i.weight_y is None else empty(T, B, i.weight_y.shape[-2])
+        self.steps = torch.empty(*self.front, T, B, dtype=torch.int64)
+        self.zeros = torch.zeros(H, dtype=self.dtype)
+        floating = i.x.is_floating_point()
         self.point(
-            xw=xw, flag=i.weight_ih[:, :, -1], bias_n=bias_n, halt=i.halt, lengths=rules.lengths,
-            state0=h, state1=c, mean=mean, steps=self.steps, remainder=remainder,
-            total=torch.empty(E, B, dtype=self.dtype), child=torch.empty(E, B, dtype=torch.int32),
-            mean_c=None if c is None else torch.empty_like(c),
+            x=i.x if floating else None, xw=empty(T, B, self.X) if floating else look_up(i), weight_ih=i.weight_ih,
+            bias_ih=i.bias_ih, bias_hh=i.bias_hh, bias=empty(2, self.X), halt=i.halt, weight_y=i.weight_y,
+            bias_y=i.bias_y, y=y, lengths=rules.lengths, state0=h, state1=c, mean=mean, steps=self.steps,
+            remainder=remainder, total=empty(B), child=torch.empty(self.E, B, dtype=torch.int32),
+            mean_c=None if c is None else empty(B, H),
         )  # fmt: skip
         self.weights(transpose=True)
         for loop, tape, bias in zip(self.loops, self.tapes, i.halt_bias.flatten().tolist(), strict=True):
-            loop.cell, loop.T, loop.B, loop.H = KINDS.index(rules.kind), T, B, H
+            loop.cell, loop.T, loop.B, loop.I, loop.H, loop.O = KINDS.index(rules.kind), T, B, self.I, H, y.shape[-1]
             loop.max_steps, loop.force_steps = min(rules.max_steps, 2**31 - 1), min(rules.force_steps or 0, 2**31 - 1)
-            loop.keep, loop.threads = int(self.keep), self.threads if E == 1 else 1
+            loop.keep, loop.threads = int(self.keep), self.threads if self.E == 1 else 1
             loop.epsilon, loop.halt_bias = rules.epsilon, bias
             loop.gemm, loop.zeros = self.lib.gemm[self.dtype], self.zeros.data_ptr()
             tape.attach(loop)
         self.run_forward()
         # The loop goes back by N, which is theirs to change.
-        return Outputs(mean, h, c, self.steps.clone().view(*front, T, B), remainder)
+        return Outputs(y, h, c, self.steps.clone(), remainder)
 
     def run_forward(self) -> None:
         loops = (ctypes.POINTER(Loop) * self.E)(*map(ctypes.pointer, self.loops))
@@ -249,37 +273,28 @@ class Run:
         """Rows that the longest tape used."""
         return max(loop.used for loop in self.loops)
 
-    def backward(self, d_mean: Tensor, d_h: Tensor, d_c: Tensor | None, d_remainder: Tensor) -> Sums:
-        """The sums of the backward pass. The tape is used up."""
-        i, E, B, H = self.inputs, self.E, self.B, self.H
-        d_h = d_h.clone(memory_format=torch.contiguous_format)
-        d_c = None if d_c is None else d_c.clone(memory_format=torch.contiguous_format)
-        d_xw = torch.zeros(self.xw_shape, dtype=self.dtype)
-        d_flag = torch.zeros(E, self.xw_shape[3], dtype=self.dtype)
-        d_logit = torch.empty(E, max(tape.capacity for tape in self.tapes), dtype=self.dtype)
-        carry = torch.empty(4, E, B, H, dtype=self.dtype)
+    def backward(self, d: Grads, *, x: bool) -> Inputs:
+        """Derivatives by every input, by x only where it is asked for. The tape is used up."""
+        i, empty, B, H = self.inputs, self.empty, self.B, self.H
+        # Copies: the loop writes to these.
+        d_h, d_c = torch.clone(d.h, memory_format=PLAIN), None if d.c is None else torch.clone(d.c, memory_format=PLAIN)
+        d_y = d.y.contiguous() if self.rules.lengths is None else torch.clone(d.y, memory_format=PLAIN)
+        made = each(torch.empty_like, i)._replace(h=d_h, c=d_c)
+        made = made._replace(x=made.x if x and i.x.is_floating_point() else None)
+        d_xw = empty(self.T, B, self.X)
         self.point(
-            d_mean=d_mean, d_remainder=d_remainder, d_state0=d_h, d_state1=d_c, d_xw=d_xw, d_flag=d_flag,
-            d_logit=d_logit, carry0=carry[0], carry1=carry[1], carry2=carry[2], carry3=carry[3],
-            end_dot=torch.empty(E, B, dtype=self.dtype),
+            d_y=d_y, d_mean=d_y if i.weight_y is None else empty(self.T, B, H), d_remainder=d.remainder.contiguous(),
+            d_state0=d_h, d_state1=d_c, d_xw=d_xw, d_x=made.x, d_weight_ih=made.weight_ih, d_bias_ih=made.bias_ih,
+            d_bias_hh=made.bias_hh, d_weight_hh=made.weight_hh, d_halt=made.halt, d_halt_bias=made.halt_bias,
+            d_weight_y=made.weight_y, d_bias_y=made.bias_y, end_dot=empty(B), carry0=empty(B, H), carry1=empty(B, H),
+            carry2=empty(B, H), carry3=empty(B, H), d_logit=empty(max(tape.capacity for tape in self.tapes)),
         )  # fmt: skip
         self.weights(transpose=False)
-        loops = (ctypes.POINTER(Loop) * E)(*map(ctypes.pointer, self.loops))
-        getattr(self.lib.loop, f"backward_all_{self.suffix}")(loops, E, self.threads)
-
-        P = i.weight_hh.shape[1]
-        d_weight, d_halt = torch.empty_like(i.weight_hh), torch.empty_like(i.halt)
-        d_bias_n = None if self.rules.kind is not GRU else torch.empty_like(i.h[:, 0])
-        d_halt_bias = torch.empty_like(i.halt_bias)
-        for e, (tape, loop) in enumerate(zip(self.tapes, self.loops, strict=True)):
-            used = loop.used
-            gates, prev, logit = tape.part("gates", used)[:, :P], tape.part("prev0", used), d_logit[e, :used]
-            torch.mm(gates.t(), prev, out=d_weight[e])
-            torch.mv(prev.t(), logit, out=d_halt[e, 0])
-            torch.sum(logit, 0, keepdim=True, out=d_halt_bias[e])
-            if d_bias_n is not None:
-                torch.sum(gates[:, 2 * H :], 0, out=d_bias_n[e])
-        return Sums(d_xw, d_flag, d_weight, d_bias_n, d_halt, d_halt_bias, d_h, d_c)
+        loops = (ctypes.POINTER(Loop) * self.E)(*map(ctypes.pointer, self.loops))
+        getattr(self.lib.loop, f"backward_all_{self.suffix}")(loops, self.E, self.threads)
+        if not i.x.is_floating_point():
+            by_look_up(i, d_xw, made.weight_ih)
+        return made
 
     def trace(self) -> list[Update]:
         """Every update of the first network."""
@@ -288,8 +303,9 @@ class Run:
         prob, p = tape.part("prob", used).squeeze(1), tape.part("p", used).squeeze(1)
         seen = tape.part("seen", used)
         updates = []
+        steps = self.steps.view(self.E, self.T, self.B)[0]
         for t in range(self.T):
-            for n in range(1, int(self.steps[0, t].max()) + 1):
+            for n in range(1, int(steps[t].max()) + 1):
                 here = slice(at, at + counts[u])
                 updates.append(Update(t, n, rows[here], prob[here], p[here], seen[here]))
                 at, u = here.stop, u + 1
