@@ -148,23 +148,25 @@ def project(i: Inputs, kind: CellKind) -> tuple[Tensor, Tensor | None]:
     return xw.view(E, T, B, -1), bias_n
 
 
-def read_out(i: Inputs, mean: Tensor, steps: Tensor) -> Tensor:
-    """y_t = W_y s_t + b_y for all t, ``[E, T, B, O]``, zeros at padding."""
-    if i.weight_y is None:
-        return mean
+def read_out(i: Inputs, mean: Tensor, steps: Tensor | None) -> Tensor:
+    """y_t = W_y s_t + b_y for all t, ``[E, T, B, O]``, zeros where N is 0 (None: nowhere)."""
+    assert i.weight_y is not None
     E, T, B, H = mean.shape
-    y = torch.bmm(mean.reshape(E, T * B, H), i.weight_y.transpose(1, 2))
-    if i.bias_y is not None:
-        y.addcmul_((steps > 0).reshape(E, T * B, 1), i.bias_y.unsqueeze(1))
-    return y.view(E, T, B, -1)
+    rows, weight = mean.reshape(E, T * B, H), i.weight_y.transpose(1, 2)
+    y = torch.bmm(rows, weight) if i.bias_y is None else torch.baddbmm(i.bias_y.unsqueeze(1), rows, weight)
+    y = y.view(E, T, B, -1)
+    return y if steps is None else torch.where((steps > 0).unsqueeze(-1), y, 0)
 
 
-def by_read_out(i: Inputs, d_y: Tensor, mean: Tensor, steps: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def by_read_out(
+    i: Inputs, d_y: Tensor, mean: Tensor, steps: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Derivatives by the mean state, W_y and b_y."""
     if i.weight_y is None:
         return d_y, None, None
     E, T, B, H = mean.shape
-    rows = torch.where((steps > 0).unsqueeze(-1), d_y, 0).reshape(E, T * B, -1)
+    rows = d_y if steps is None else torch.where((steps > 0).unsqueeze(-1), d_y, 0)
+    rows = rows.reshape(E, T * B, -1)
     d_weight = torch.bmm(rows.transpose(1, 2), mean.reshape(E, T * B, H))
     return torch.bmm(rows, i.weight_y).view(mean.shape), d_weight, None if i.bias_y is None else rows.sum(1)
 
