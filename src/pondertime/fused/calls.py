@@ -133,17 +133,15 @@ class Run:
             raise nan_error(int(mean.isnan().flatten(1).any(1).nonzero()[0]), 1)
         front = self.rules.front(E)
         self.mean = mean.view(T, E, B, H).transpose(0, 1)
-        self.steps, R = (
-            torch.from_numpy(a).view(T, E, B).transpose(0, 1).reshape(E, T, B) for a in (steps, remainder)
-        )
-        # Copies: what is kept for the backward pass is not theirs to change.
+        self.steps, R = (torch.from_numpy(a).view(T, E, B).transpose(0, 1).contiguous() for a in (steps, remainder))
         y = self.mean if i.weight_y is None else read_out(i, self.mean, None if lengths is None else self.steps)
+        # Copies: what is kept for the backward pass is not theirs to change.
         return Outputs(
-            (y.clone() if i.weight_y is None else y).view(*front, T, B, -1),
+            y.reshape(*front, T, B, -1).clone(),
             state[0].reshape(*front, B, H).clone(),
             None if i.c is None else state[1].reshape(*front, B, H).clone(),
             self.steps.view(*front, T, B).clone(),
-            R.view(*front, T, B),
+            R.view(*front, T, B).clone(),
         )
 
     def add_up(self, segments: Iterable[Segment], state: Tensor, steps: np.ndarray, remainder: np.ndarray) -> Tensor:

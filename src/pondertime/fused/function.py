@@ -36,8 +36,8 @@ class Fused(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, rules: Rules, plain: bool, keep: bool, *tensors: Any):
-        run = make_run(Inputs(*tensors), rules, plain=plain, keep=keep)
+    def forward(ctx, rules: Rules, plain: bool, *tensors: Any):
+        run = make_run(Inputs(*tensors), rules, plain=plain, keep=True)
         # A result must not be held by what it holds: that would never be freed.
         outputs, run.out = tuple(run.out), None
         ctx.run, ctx.options = run, (rules, plain)
@@ -53,7 +53,7 @@ class Fused(torch.autograd.Function):
         if torch.is_grad_enabled():
             there = iter(Twice.apply(*(a.requires_grad_() for a in made if a is not None)))
             made = [None if a is None else next(there) for a in made]
-        return None, None, None, *made
+        return None, None, *made
 
     @staticmethod
     def once(ctx: Any, d_y: Any, d_h: Any, d_c: Any, _: Any, d_remainder: Any) -> Inputs:
@@ -71,7 +71,7 @@ class Fused(torch.autograd.Function):
             torch.zeros_like(inputs.h) if d_c is None and inputs.c is not None else d_c,
             inputs.h.new_zeros(per_step) if d_remainder is None else d_remainder,
         )
-        return run.backward(d, x=ctx.needs_input_grad[3])
+        return run.backward(d, x=ctx.needs_input_grad[2])
 
 
 class Twice(torch.autograd.Function):
@@ -89,7 +89,9 @@ class Twice(torch.autograd.Function):
 def fused_networks(inputs: Inputs, rules: Rules, *, plain: bool = False) -> Outputs:
     """E networks at once; differentiable where any input asks for it."""
     keep = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in inputs)
-    return Outputs(*Fused.apply(rules, plain, keep, *inputs))
+    if not keep:
+        return make_run(inputs, rules, plain=plain, keep=False).out
+    return Outputs(*Fused.apply(rules, plain, *inputs))
 
 
 def fused(
