@@ -14,7 +14,7 @@ from pondertime import results, sweep
 from pondertime.cli import main
 from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, paper_grid
 from pondertime.runs import RunFolder
-from pondertime.sweep import Places, inline, plan, run_one, unfinished
+from pondertime.sweep import Places, home, inline, plan, run_job, unfinished
 from pondertime.train import train
 from small_runs import SIZES, metrics, processes, small, trained
 
@@ -51,14 +51,17 @@ def assert_rows_equal_results(places: Places, every: list[TrainConfig]) -> None:
     points = results.read_difficulty(places.results, "parity")
     traced = results.read_traces(places.results, "parity")
     for config in every:
-        folder, row = RunFolder(places.runs / config.name), rows[sweep.key(config)]
+        (folder, whole), row = home(config, places), rows[sweep.key(config)]
         outcome = folder.result()
         assert outcome is not None
+        if whole.members > 1:
+            outcome |= outcome["members"][config.seed - whole.seed]
+            outcome["seconds"] = round(outcome["seconds"] / whole.members, 2)
         for name in ("updates", "error", "target_error", "steps", "rho", "seconds"):
             assert getattr(row, name) == outcome[name]
         assert (row.task, row.workers, row.bpc, row.device) == ("parity", 1, None, "cpu")
-        assert curves[row.key].updates.tolist() == [line["updates"] for line in metrics(folder)]
-        assert curves[row.key].error.tolist() == pytest.approx([line["error"] for line in metrics(folder)])
+        assert curves[row.key].updates.tolist() == [line["updates"] for line in folder.metrics(config.seed)]
+        assert curves[row.key].error.tolist() == pytest.approx([line["error"] for line in folder.metrics(config.seed)])
         assert [point.difficulty for point in points[row.key]] == list(range(1, 9))
         assert len(traced[row.key]) == 3
 
@@ -95,7 +98,7 @@ def test_a_sweep_here_and_again(places: Places):
     more = [replace(c, iterations=30) for c in every]
     assert unfinished(more, places) == more
     # A row whose run has more to do is replaced.
-    run_one(more[0], places)
+    run_job(more[0], places)
     assert unfinished(more, places) == more[1:]
     assert_rows_equal_results(places, [more[0], *every[1:]])
 
@@ -105,7 +108,7 @@ def test_finished_runs_are_taken_over_without_training(places: Places, monkeypat
     trained(places.runs / config.name, config)
     monkeypatch.setattr("pondertime.train.synchronous_loop", lambda session: pytest.fail("it trains"))
     assert unfinished([config], places) == [config]
-    run_one(config, places)
+    run_job(config, places)
     assert_rows_equal_results(places, [config])
 
 
@@ -113,8 +116,10 @@ def test_two_processes_make_the_same_rows(places: Places, tmp_path: Path):
     every = configs()
     assert all(isinstance(o, results.Row) for o in outcomes(inline(every, places, 2)).values())
     assert_rows_equal_results(places, every)
-    here = trained(tmp_path / "here", every[1])
-    assert metrics(RunFolder(places.runs / every[1].name)) == metrics(here)
+    job = sweep.together(every, places)[1]
+    assert job.members == 2 and job.name == "parity-tau0.01-seeds1-2"
+    here = trained(tmp_path / "here", job)
+    assert metrics(RunFolder(places.runs / job.name)) == metrics(here)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -149,7 +154,7 @@ def test_a_dry_run_only_says_what_it_would_do(places: Places, capsys: pytest.Cap
 
 
 def test_runs_of_other_settings_are_not_taken_for_done(places: Places, capsys: pytest.CaptureFixture[str]):
-    run_one(configs()[0], places)
+    run_job(configs()[0], places)
     with pytest.raises(SystemExit):
         main(command(places, "--hidden-size", "8"))
     assert "this run has hidden_size = 16, asked for 8" in capsys.readouterr().err
@@ -161,20 +166,20 @@ def test_tables_that_cannot_be_read(places: Places):
     with pytest.raises(ConfigError, match=r"parity.csv, line 1: expected the columns"):
         unfinished(configs(), places)
     with pytest.raises(RunError, match=r"trained, but the result tables cannot take it: .*parity.csv, line 1"):
-        run_one(configs()[0], places)
+        run_job(configs()[0], places)
     assert (places.results / "parity.csv").read_text() == "nonsense"
 
 
 def test_an_interrupt_stops_the_sweep(places: Places, monkeypatch: pytest.MonkeyPatch):
     def interrupted(config: TrainConfig, folder: RunFolder, **options: Any) -> dict[str, Any]:
-        if config.seed == 2:
+        if config.tau == 0.01:
             signal.raise_signal(signal.SIGINT)
         return train(config, folder, **options)
 
     monkeypatch.setattr(sweep, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         outcomes(inline(configs(), places, 1))
-    assert len(unfinished(configs(), places)) == 3
+    assert len(unfinished(configs(), places)) == 4
 
 
 def sweep_elsewhere(every: list[TrainConfig], places: Places) -> None:
@@ -188,7 +193,7 @@ def test_an_interrupt_stops_the_processes_with_their_checkpoints(places: Places)
     every = [replace(c, iterations=1_000_000) for c in configs()]
     process = processes().Process(target=sweep_elsewhere, args=(every, places))
     process.start()
-    first, second = (places.runs / c.name for c in every[:2])
+    first, second = (places.runs / job.name for job in sweep.together(every, places)[:2])
     end = time.monotonic() + 60
     while not ((first / "checkpoint").exists() and (second / "checkpoint").exists()):
         assert time.monotonic() < end

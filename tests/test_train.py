@@ -107,7 +107,7 @@ def test_a_batch_is_a_function_of_seed_worker_and_number():
     task = make_task(config)
 
     def batch(seed: int, worker: int, *numbers: int) -> torch.Tensor:
-        batches = Batches(task, 16, seed, worker, "cpu")
+        batches = Batches(task, 16, [seed], worker, "cpu")
         return [batches[i].input for i in numbers][-1]
 
     assert torch.equal(batch(1, 0, 0, 1, 70, 71), batch(1, 0, 71))

@@ -46,7 +46,7 @@ from pondertime.flags import (
 
 @dataclass(frozen=True, kw_only=True)
 class Train(NetworkFlags):
-    """Train one network into a run folder; the same command goes on with it."""
+    """Train one network, or several at once, into a run folder; the same command goes on with it."""
 
     task: TaskArgument
     """parity, logic, addition, sort or wikipedia."""
@@ -58,6 +58,8 @@ class Train(NetworkFlags):
     """A fixed number of updates an input step."""
     seed: Whole = 1
     """Of the weights and the data."""
+    members: Whole = 1
+    """Networks trained at once, with this seed and those after it."""
     until_error: OptionalReal = None
     """Stop when the error of an interval falls below this, such as 0.05."""
     max_minutes: OptionalReal = None
@@ -77,6 +79,7 @@ class Train(NetworkFlags):
             act=not self.no_act,
             force_steps=self.force_steps,
             seed=self.seed,
+            members=self.members,
             **self.overrides(),
         )
 
@@ -100,6 +103,8 @@ class Train(NetworkFlags):
             until_error=self.until_error,
             max_minutes=self.max_minutes,
         )
+        for member in result.get("members", []):
+            say(f"  {describe(config.member(member['seed'] - config.seed), member)}")
         say(describe(config, result))
 
 
@@ -109,6 +114,8 @@ class Evaluate:
 
     run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """A run folder."""
+    seed: OptionalWhole = None
+    """Which network, where the run holds several."""
     sequences: OptionalWhole = None
     """How many; default 10,000 (wikipedia 200 of 500 characters)."""
     device: Device = "auto"
@@ -125,7 +132,7 @@ class Evaluate:
         from pondertime.sweep import Places, record
 
         folder = RunFolder(self.run_folder)
-        config, task, network = folder.load_network(backend=self.backend)
+        config, task, network = folder.load_network(backend=self.backend, seed=self.seed)
         served_by(network.to(device), device)
         with waiting(f"evaluating {config.name}"):
             result = evaluate(network, task, sequences=self.sequences, device=device)
@@ -141,7 +148,8 @@ class Evaluate:
             done = folder.result()
             if done is None:
                 raise ConfigError(f"{folder.path}: not finished yet, so not added to {self.results}")
-            record(config, folder, task, network, done, Places(folder.path.parent, self.results, device))
+            own = next((m for m in done.get("members", []) if m["seed"] == config.seed), {})
+            record(config, folder, task, network, {**done, **own}, Places(folder.path.parent, self.results, device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +167,7 @@ class Sweep(NetworkFlags):
     engine: Literal["inline"] = "inline"
     """Where they are trained: in processes of this machine."""
     processes: Whole = 1
-    """Networks trained at the same time."""
+    """How many; the seeds of a tau may share one."""
     dry_run: bool = False
     """Only say what would run, and about how long."""
     runs: Path = Path("runs")
@@ -182,7 +190,7 @@ class Sweep(NetworkFlags):
         todo = sweep.unfinished(every, places)
         say(f"{self.task}: {len(every)} networks, {len(every) - len(todo)} done, {len(todo)} to train on {device}")
         if self.dry_run:
-            self.forecast(todo, device)
+            self.forecast(todo, places)
             return
         try:
             failed = self.train(todo, places)
@@ -208,7 +216,7 @@ class Sweep(NetworkFlags):
                 say(f"[{i}/{len(todo)}] {config.name}: {numbers}, ponder {outcome.steps:.2f}")
         return failed
 
-    def forecast(self, todo: list[TrainConfig], device: str) -> None:
+    def forecast(self, todo: list[TrainConfig], places: Any) -> None:
         """Say what would be trained, and about how long."""
         from pondertime import sweep
 
@@ -217,8 +225,9 @@ class Sweep(NetworkFlags):
         if len(todo) > 5:
             say(f"  and {len(todo) - 5} more")
         if todo:
-            one = sweep.estimate(todo[0], device, self.backend)
-            say(f"about {sweep.total_time(one * len(todo) / self.processes)} at the speed of the first updates")
+            jobs = sweep.together(todo, places)
+            seconds = sweep.estimate(jobs[0], places.device, self.backend) * len(jobs)
+            say(f"about {sweep.total_time(seconds / self.processes)} at the speed of the first updates")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ Nothing here imports torch: the command line's help is made from this file.
 """
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,16 @@ class TrainConfig:
     separation: float | None = None
     data: str | None = None
     length: int | None = None
+    members: int = 1  # networks trained at once, with this seed and those after it
+
+    @property
+    def seeds(self) -> range:
+        """The seeds of the networks."""
+        return range(self.seed, self.seed + self.members)
+
+    def member(self, e: int) -> "TrainConfig":
+        """The config of network e by itself."""
+        return replace(self, seed=self.seed + e, members=1)
 
     @property
     def halting(self) -> str:
@@ -118,12 +128,13 @@ class TrainConfig:
 
     @property
     def name(self) -> str:
-        """The run folder's name: ``parity-tau0.01-seed3``."""
+        """The run folder's name: ``parity-tau0.01-seed3``, of several networks ``parity-tau0.01-seeds1-20``."""
         kind = {"act": f"tau{self.tau:g}" if self.tau is not None else "", "none": "noact"}.get(
             self.halting, self.halting.replace("-", "")
         )
         preset = "" if self.preset == "fast" else f"-{self.preset}"
-        return f"{self.task}{preset}-{kind}-seed{self.seed}"
+        seed = f"seed{self.seed}" if self.members == 1 else f"seeds{self.seed}-{self.seeds[-1]}"
+        return f"{self.task}{preset}-{kind}-{seed}"
 
     @property
     def task_options(self) -> dict[str, Any]:
@@ -135,8 +146,10 @@ class TrainConfig:
 
     @staticmethod
     def from_json(values: dict[str, Any], source: Path) -> "TrainConfig":
+        # Later versions may add fields; what an older run does not say has its default.
         names = {f.name for f in fields(TrainConfig)}
-        if not isinstance(values, dict) or set(values) != names:
+        needed = {f.name for f in fields(TrainConfig) if f.default is MISSING}
+        if not isinstance(values, dict) or not needed <= set(values) <= names:
             raise ConfigError(f"{source}: not a run's config (its fields are not those of this version)")
         config = TrainConfig(**values)
         try:
@@ -166,6 +179,7 @@ def make_config(
     act: bool = True,
     force_steps: int | None = None,
     seed: int = 1,
+    members: int = 1,
     **overrides: Any,
 ) -> TrainConfig:
     """A task's preset with some of its fields overridden (None: leave it), checked."""
@@ -187,7 +201,7 @@ def make_config(
         tau = preset_tau
     if force_steps is not None and overrides.get("max_steps") is None:
         base["max_steps"] = max(base["max_steps"], force_steps)
-    base.update(task=task, preset=preset, tau=tau, force_steps=force_steps, seed=seed)
+    base.update(task=task, preset=preset, tau=tau, force_steps=force_steps, seed=seed, members=members)
     config = TrainConfig(**base)
     check(config)
     return config
@@ -197,7 +211,7 @@ def check(config: TrainConfig) -> None:
     """Raise for settings that no training can use."""
     check_task(config.task)
     check_preset(config.preset)
-    for name in ("iterations", "workers", "batch_size", "hidden_size", "max_steps", "log_every"):
+    for name in ("iterations", "workers", "batch_size", "hidden_size", "max_steps", "log_every", "members"):
         if getattr(config, name) < 1:
             raise ConfigError(f"{flag(name)}: expected a number of at least 1, got {getattr(config, name)}")
     for name in ("bits", "length", "force_steps"):
@@ -206,7 +220,9 @@ def check(config: TrainConfig) -> None:
             raise ConfigError(f"{flag(name)}: expected a number of at least 1, got {value}")
     if config.force_steps is not None and config.force_steps > config.max_steps:
         raise ConfigError(f"--force-steps: expected at most --max-steps {config.max_steps}, got {config.force_steps}")
-    if not 0 <= config.seed < 2**63:
+    if config.members > 1 and config.workers > 1:
+        raise ConfigError("--members: networks trained at once are synchronous; use --workers 1")
+    if not 0 <= config.seed <= config.seeds[-1] < 2**63:
         raise ConfigError(f"--seed: expected a number from 0 to 2^63 - 1, got {config.seed}")
     if config.tau is not None and not 0 <= config.tau < float("inf"):
         raise ConfigError(f"--tau: expected a number of at least 0, got {config.tau}")

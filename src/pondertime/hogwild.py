@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from pondertime.config import RunError, TrainConfig
-from pondertime.learner import Diverged, Learner
+from pondertime.learner import Diverged, Learner, Weights
 from pondertime.runs import build, make_task
 from pondertime.train import Session
 
@@ -25,8 +25,7 @@ def work(
     rank: int,
     config: TrainConfig,
     backend: str,
-    weights: dict[str, Tensor],
-    moments: dict[str, Tensor],
+    weights: Weights,
     counters: Tensor,
     sums: Tensor,
     halt: Tensor,
@@ -40,10 +39,7 @@ def work(
     main = multiprocessing.parent_process()
     task = make_task(config)
     network = build(config, task, backend=backend)
-    learner = Learner(config, task, network, "cpu", rank)
-    for name, p in network.named_parameters():
-        p.data = weights[name]
-        learner.optimiser.state[p] = {k: moments[f"{name}.{k}"] for k in ("step", "exp_avg", "exp_avg_sq")}
+    learner = Learner(config, task, network, "cpu", rank, weights)
     learner.sums = sums[rank]
     try:
         for i in range(int(counters[rank]), config.iterations):
@@ -63,15 +59,14 @@ class Crew:
     def __init__(self, session: Session) -> None:
         self.session, config = session, session.config
         self.counters = torch.tensor(session.iterations).share_memory_()
-        self.sums = torch.zeros(config.workers, len(session.learner.sums), dtype=torch.float64).share_memory_()
+        self.sums = torch.zeros(config.workers, *session.learner.sums.shape, dtype=torch.float64).share_memory_()
         self.seen = self.sums.sum(0)
         self.halt = torch.zeros((), dtype=torch.int64).share_memory_()
         context: Any = mp.get_context("forkserver")
         # Adam loads torch._dynamo, which takes longer than all the rest: once, not in every worker.
         context.set_forkserver_preload(["pondertime.hogwild", "torch._dynamo"])
         self.fault = context.SimpleQueue()
-        weights = {k: p.data for k, p in session.network.named_parameters()}
-        shared = (weights, session.moments, self.counters, self.sums, self.halt, self.fault)
+        shared = (session.learner.weights, self.counters, self.sums, self.halt, self.fault)
         self.workers: list[BaseProcess] = [
             context.Process(target=work, args=(rank, config, session.network.backend, *shared), daemon=True)
             for rank in range(config.workers)

@@ -1,14 +1,18 @@
 """What one worker of a training does: its data, its updates, and the sums from which metrics are made."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from pondertime.act import ACT
 from pondertime.config import RunError, TrainConfig
+from pondertime.ensemble import Ensemble
+from pondertime.halting import Ponder
 from pondertime.tasks import Batch, Task
 
 MEASURE_EVERY = 10  # iterations, or every interval if that is shorter
@@ -27,93 +31,187 @@ class Diverged(RunError):
 
 
 class Batches:
-    """A worker's training data: batch i is a function of (seed, worker, i) alone.
+    """A worker's training data: batch i of a network is a function of its seed, the worker and i alone.
 
-    Batches are sampled in chunks, as one large batch costs little more than a small one.
+    Batches are sampled in chunks, as one large batch costs little more than a small one. Those of several networks
+    lie beside each other in one, row e * B + j being row j of network e.
     """
 
-    def __init__(self, task: Task, batch_size: int, seed: int, worker: int, device: str) -> None:
-        self.task, self.batch_size, self.key, self.device = task, batch_size, (seed, worker), device
+    def __init__(self, task: Task, batch_size: int, seeds: Sequence[int], worker: int, device: str) -> None:
+        self.task, self.batch_size, self.seeds, self.worker, self.device = task, batch_size, seeds, worker, device
         self.per_chunk = max(1, min(64, 65_536 // (batch_size * task.steps)))
         self.chunk: tuple[int, Batch] | None = None
 
     def __getitem__(self, i: int) -> Batch:
         number, place = divmod(i, self.per_chunk)
         if self.chunk is None or self.chunk[0] != number:
-            generator = torch.Generator(self.device)
-            generator.manual_seed(int(np.random.SeedSequence([*self.key, number]).generate_state(1, np.uint64)[0]))
-            self.chunk = number, self.task.sample(self.batch_size * self.per_chunk, generator)
-        return self.chunk[1].rows(slice(place * self.batch_size, (place + 1) * self.batch_size))
+            self.chunk = number, beside([self.sample(seed, number) for seed in self.seeds], self.per_chunk)
+        rows = self.batch_size * len(self.seeds)
+        return self.chunk[1].rows(slice(place * rows, (place + 1) * rows))
+
+    def sample(self, seed: int, number: int) -> Batch:
+        key = np.random.SeedSequence([seed, self.worker, number]).generate_state(1, np.uint64)[0]
+        generator = torch.Generator(self.device)
+        generator.manual_seed(int(key))
+        return self.task.sample(self.batch_size * self.per_chunk, generator)
+
+
+def beside(chunks: list[Batch], batches: int) -> Batch:
+    """Chunks of several networks as one: the first batch of each, then the second of each, and so on."""
+    if len(chunks) == 1:
+        return chunks[0]
+
+    def join(parts: list[Tensor], axis: int) -> Tensor:
+        shape = parts[0].shape
+        split = [a.unflatten(axis, (batches, -1)) for a in parts]
+        return torch.stack(split, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])
+
+    columns: Any = zip(*chunks, (1, 1, 1, 0, 0), strict=True)
+    made: Any = (None if parts[0] is None else join(parts, axis) for *parts, axis in columns)
+    return Batch(*made)
+
+
+class Weights:
+    """The weights of E networks as one tensor ``[E, size]``, of which their parameters are views, and Adam's moments.
+
+    So an update is a handful of calls, however many parameters there are.
+    """
+
+    def __init__(self, network: nn.Module, members: int, *, share: bool = False) -> None:
+        named = list(network.named_parameters())
+        self.names, self.shapes = [k for k, _ in named], [p.shape for _, p in named]
+        self.all = torch.cat([p.detach().reshape(members, -1) for _, p in named], 1)
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.all), torch.zeros_like(self.all)
+        self.step = torch.zeros((), device=self.all.device)
+        if share:
+            for a in (self.all, self.exp_avg, self.exp_avg_sq, self.step):
+                a.share_memory_()
+
+    def views(self, a: Tensor) -> dict[str, Tensor]:
+        """A tensor like ``all`` by the parameters' names."""
+        sizes = [shape.numel() // len(a) for shape in self.shapes]
+        parts = zip(self.names, self.shapes, a.split(sizes, 1), strict=True)
+        return {name: part.view(shape) for name, shape, part in parts}
+
+    def attach(self, network: nn.Module) -> None:
+        """Make the parameters of a network views of ours."""
+        views = self.views(self.all)
+        for name, p in network.named_parameters():
+            p.data = views[name]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Adam's state, by name."""
+        moments = {key: self.views(getattr(self, key)) for key in ("exp_avg", "exp_avg_sq")}
+        named = {f"{name}.{key}": a for key, views in moments.items() for name, a in views.items()}
+        return {**named, "step": self.step}
+
+    def load(self, saved: dict[str, Tensor]) -> None:
+        """Take over Adam's state from a checkpoint."""
+        for name, a in self.tensors().items():
+            a.copy_(saved[name])
 
 
 class Learner:
-    """A network, its optimiser and its data: makes updates and sums up what it sees."""
+    """A network, or E of them stacked, the optimiser and the data: makes updates and sums up what it sees."""
 
-    def __init__(self, config: TrainConfig, task: Task, network: ACT, device: str, worker: int = 0) -> None:
-        self.config, self.task, self.network = config, task, network
-        self.batches = Batches(task, config.batch_size, config.seed, worker, device)
-        self.optimiser = torch.optim.Adam(network.parameters(), config.learning_rate, (0.9, config.beta2), fused=True)
-        self.sums = torch.zeros(len(SUMS) + config.max_steps + 1, dtype=torch.float64, device=device)
+    def __init__(
+        self,
+        config: TrainConfig,
+        task: Task,
+        network: ACT | Ensemble,
+        device: str,
+        worker: int = 0,
+        weights: Weights | None = None,
+    ) -> None:
+        self.config, self.task, self.network, self.members = config, task, network, config.members
+        self.batches = Batches(task, config.batch_size, config.seeds, worker, device)
+        self.weights = weights or Weights(network, self.members)
+        self.weights.attach(network)
+        self.parameters = list(network.parameters())
+        self.sums = torch.zeros(self.members, len(SUMS) + config.max_steps + 1, dtype=torch.float64, device=device)
+        self.failed: dict[int, int] = {}  # members of an ensemble whose loss was not finite, and when
 
-    def update(self, i: int) -> None:
-        """Training update i: forward, backward, Adam."""
-        config, batch = self.config, self.batches[i]
+    def run(self, batch: Batch, i: int) -> tuple[Tensor, Ponder]:
+        """Outputs ``[T, E B, O]`` and ponder of a batch."""
         try:
+            if isinstance(self.network, Ensemble):
+                return self.network.flat(batch.input, batch.lengths)
             output, _, ponder = self.network(batch.input, lengths=batch.lengths)
+            return output, ponder
         except RuntimeError as error:
             # How every backend says that the cell gave no numbers.
             if "got NaN" not in str(error):
                 raise
             raise Diverged.at(i) from None
-        task_loss = self.task.loss(output, batch)
-        warm = min(1.0, (i + 1) / config.tau_warmup) if config.tau_warmup else 1.0
-        cost = 0.0 if config.tau is None else config.tau * warm * ponder.cost
-        loss = task_loss + cost
-        mean = loss.mean()
-        if mean.device.type == "cpu" and not math.isfinite(mean.item()):
-            raise Diverged.at(i)
-        self.optimiser.zero_grad()
-        mean.backward()
-        if config.clip is not None:
-            nn.utils.clip_grad_norm_(self.network.parameters(), config.clip)
-        self.optimiser.step()
+
+    def update(self, i: int) -> None:
+        """Training update i: forward, backward, Adam."""
+        config, batch = self.config, self.batches[i]
+        output, ponder = self.run(batch, i)
+        task_loss = loss = self.task.loss(output, batch)
+        if config.tau is not None:
+            warm = min(1.0, (i + 1) / config.tau_warmup) if config.tau_warmup else 1.0
+            loss = torch.add(task_loss, ponder.cost, alpha=config.tau * warm)
+        # The sum of the networks' mean losses: each gets its own gradient.
+        total = loss.sum() * (1 / config.batch_size)
+        gradients = torch.autograd.grad(total, self.parameters)
+        gradient = torch.cat([g.reshape(self.members, -1) for g in gradients], 1)
+        self.check(i, loss.detach(), gradient)
+        self.step(gradient)
         if i % min(MEASURE_EVERY, config.log_every) == 0:
             self.measure(batch, output.detach(), loss.detach(), task_loss.detach(), ponder)
 
+    def check(self, i: int, loss: Tensor, gradient: Tensor) -> None:
+        """Clip each network's gradient, and stop one whose loss or gradient is not finite."""
+        clip, norm = self.config.clip, torch.linalg.vector_norm(gradient, dim=1)
+        if gradient.device.type == "cpu":
+            # A sum that is not finite is rare and dear to look into, one that is settles all.
+            if not math.isfinite(float(loss.sum() + norm.sum())):
+                self.stop(i, ~(loss.view(self.members, -1).isfinite().all(1) & norm.isfinite()), gradient)
+            elif self.members == 1 and clip is not None and float(norm) < clip:
+                return
+        if clip is not None:
+            gradient *= (clip / (norm + 1e-6)).clamp(max=1).nan_to_num(0).unsqueeze(1)
+
+    def stop(self, i: int, bad: Tensor, gradient: Tensor) -> None:
+        """A network alone ends the run; one of several stays as it is, and the others go on."""
+        if self.members == 1:
+            raise Diverged.at(i)
+        for member in bad.nonzero().flatten().tolist():
+            self.failed.setdefault(member, i)
+        if len(self.failed) == self.members:
+            raise Diverged.at(i)
+        gradient[bad] = 0
+
+    def step(self, gradient: Tensor) -> None:
+        """Adam."""
+        w, config = self.weights, self.config
+        with torch.no_grad():
+            adam(
+                [w.all], [gradient], [w.exp_avg], [w.exp_avg_sq], [], [w.step], fused=True, amsgrad=False, beta1=0.9,
+                beta2=config.beta2, lr=config.learning_rate, weight_decay=0.0, eps=1e-8, maximize=False,
+            )  # fmt: skip
+
     @torch.no_grad()
-    def measure(self, batch: Batch, output: Tensor, loss: Tensor, task_loss: Tensor, ponder: Any) -> None:
+    def measure(self, batch: Batch, output: Tensor, loss: Tensor, task_loss: Tensor, ponder: Ponder) -> None:
         """Add one batch to the sums of the interval."""
-        counts = torch.bincount(ponder.steps.flatten(), minlength=self.config.max_steps + 1)
-        counts[0] = 0
-        columns = [
-            loss.sum(),
-            task_loss.sum(),
-            self.task.error(output, batch).sum(),
-            self.task.target_error(output, batch).sum(),
-            batch.mask.sum(),
-            counts.sum(),
-            ponder.cost.sum(),
-        ]
-        self.sums[0] += len(loss)
-        self.sums[1 : len(SUMS)] += torch.stack([c.to(self.sums.dtype) for c in columns])
-        self.sums[len(SUMS) :] += counts[: self.config.max_steps + 1]
-
-
-def attach_adam(learner: Learner, saved: dict[str, Tensor] | None = None, *, share: bool = False) -> dict[str, Tensor]:
-    """Give Adam its moments from the start (or from a checkpoint), and return them by name."""
-    tensors = {}
-    for name, p in learner.network.named_parameters():
-        fresh = {
-            "step": torch.zeros((), device=p.device),
-            "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
-            "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
-        }
-        for key, value in fresh.items():
-            if saved is not None:
-                value.copy_(saved[f"{name}.{key}"])
-            tensors[f"{name}.{key}"] = value.share_memory_() if share else value
-        learner.optimiser.state[p] = fresh
-    return tensors
+        E, M, sums = self.members, self.config.max_steps, self.sums
+        by_member = ponder.steps.view(len(ponder.steps), E, -1).transpose(0, 1).flatten(1)
+        places = by_member + (M + 1) * torch.arange(E, device=by_member.device).unsqueeze(1)
+        counts = torch.bincount(places.flatten(), minlength=E * (M + 1)).view(E, M + 1)
+        counts[:, 0] = 0
+        columns = (
+            loss,
+            task_loss,
+            self.task.error(output, batch),
+            self.task.target_error(output, batch),
+            batch.mask.sum(0),
+            (ponder.steps > 0).sum(0),
+            ponder.cost,
+        )
+        sums[:, 0] += len(loss) // E
+        sums[:, 1 : len(SUMS)] += torch.stack([c.to(sums.dtype).view(E, -1).sum(1) for c in columns], 1)
+        sums[:, len(SUMS) :] += counts
 
 
 def summary(sums: list[float]) -> dict[str, Any]:

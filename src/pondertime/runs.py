@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from pondertime.act import ACT
 from pondertime.config import ConfigError, RunError, TrainConfig
+from pondertime.ensemble import Ensemble
 from pondertime.tasks import Task, Wikipedia, make
 
 CELLS: dict[str, type[nn.Module]] = {"rnn": nn.RNNCell, "lstm": nn.LSTMCell, "gru": nn.GRUCell}
@@ -57,7 +58,17 @@ def build(config: TrainConfig, task: Task, *, backend: str = "auto") -> ACT:
         )
 
 
-def served_by(network: ACT, device: str) -> str:
+def build_all(config: TrainConfig, task: Task, *, backend: str = "auto") -> ACT | Ensemble:
+    """The network of a config, or all of them stacked."""
+    networks = [build(config.member(e), task, backend=backend) for e in range(config.members)]
+    if config.members == 1:
+        return networks[0]
+    if backend not in ("auto", "fused", "fused-calls"):
+        raise ConfigError(f"--members: networks are trained at once by the fused backend, not by {backend}")
+    return Ensemble(networks, plain=backend == "fused-calls")
+
+
+def served_by(network: ACT | Ensemble, device: str) -> str:
     """The backend that will serve a network, or in one line why the one asked for cannot."""
     try:
         return network.resolve(device)
@@ -223,26 +234,38 @@ class RunFolder:
             raise RunError(f"{folder}: not a whole checkpoint ({error}); delete the folder to start anew") from None
         return tensors, counters
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a half-written last one is left out."""
+    def metrics(self, seed: int | None = None) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, of one network where there are several; a half-written last one is left out."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
         lines = path.read_text().split("\n")[:-1]
         try:
-            return [json.loads(line) for line in lines]
+            found = [json.loads(line) for line in lines]
+            return [line for line in found if seed is None or line.get("seed", seed) == seed]
         except ValueError as error:
             raise RunError(f"{path}: cannot be read ({error})") from None
 
-    def load_network(self, *, backend: str = "auto") -> tuple[TrainConfig, Task, ACT]:
-        """The trained network of a run."""
+    def load_network(self, *, backend: str = "auto", seed: int | None = None) -> tuple[TrainConfig, Task, ACT]:
+        """The trained network of a run; of several, the one with this seed."""
         config = self.config()
         saved = self.load()
         if saved is None:
             raise RunError(f"{self.path}: no checkpoint yet")
+        if seed is None and config.members > 1:
+            raise RunError(f"{self.path}: holds {config.members} networks; say which with --seed")
+        if seed is not None and seed not in config.seeds:
+            raise RunError(f"{self.path}: holds no network of seed {seed}")
+        weights, e = saved[0]["model"], 0 if seed is None else seed - config.seed
+        if config.members > 1:
+            try:
+                weights = {k: a[e].clone() for k, a in weights.items()}
+            except IndexError as error:
+                raise RunError(f"{self.checkpoint}: its weights do not fit the run's config ({error})") from None
+        config = config.member(e)
         task = make_task(config)
         network = build(config, task, backend=backend)
-        load_weights(network, saved[0]["model"], self.checkpoint)
+        load_weights(network, weights, self.checkpoint)
         return config, task, network.eval()
 
 

@@ -17,11 +17,12 @@ from typing import Any, TextIO
 
 import torch
 
+from pondertime.act import ACT
 from pondertime.config import Interrupted, OutOfTime, RunError, TrainConfig
 from pondertime.evaluate import evaluate
-from pondertime.learner import Diverged, Learner, attach_adam, summary
+from pondertime.learner import Diverged, Learner, Weights, summary
 from pondertime.progress import Reporter
-from pondertime.runs import RunFolder, build, environment, load_weights, make_task, served_by, write_json
+from pondertime.runs import RunFolder, build_all, environment, load_weights, make_task, served_by, write_json
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,10 @@ class Session:
     def __init__(self, config: TrainConfig, folder: RunFolder, device: str, backend: str, limits: Limits) -> None:
         self.config, self.folder, self.device, self.limits = config, folder, device, limits
         self.task = make_task(config)
-        self.network = build(config, self.task, backend=backend).to(device)
+        self.network = build_all(config, self.task, backend=backend).to(device)
         made_by = environment(device, served_by(self.network, device))
-        self.learner = Learner(config, self.task, self.network, device)
+        weights = Weights(self.network, config.members, share=config.workers > 1)
+        self.learner = Learner(config, self.task, self.network, device, weights=weights)
         self.iterations = [0] * config.workers
         self.seconds, self.warned, self.stuck = 0.0, False, 0
         metrics_bytes = self.restore()
@@ -55,21 +57,19 @@ class Session:
 
     def restore(self) -> int:
         """Take up the checkpoint, if there is one; returns how long the log was then."""
-        saved, shared = self.folder.load(), self.config.workers > 1
-        if shared:
-            self.network.share_memory()
+        saved = self.folder.load()
         if saved is None:
-            self.moments = attach_adam(self.learner, share=shared)
             return 0
         tensors, counters = saved
         load_weights(self.network, tensors["model"], self.folder.checkpoint)
         try:
-            self.moments = attach_adam(self.learner, tensors["optimiser"], share=shared)
+            self.learner.weights.load(tensors["optimiser"])
             self.learner.sums.copy_(torch.tensor(counters["sums"], dtype=torch.float64))
+            self.learner.failed = {int(e): int(i) for e, i in counters["failed"].items()}
             self.iterations = [int(i) for i in counters["iterations"]]
             self.seconds = float(counters["seconds"])
             return int(counters["metrics_bytes"])
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise RunError(f"{self.folder.checkpoint}: does not fit the run's config ({error})") from None
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Session:
 
     def save(self) -> None:
         """Write a checkpoint; one with numbers that are not finite would be of no use."""
-        groups = {"model": self.network.state_dict(), "optimiser": self.moments}
+        groups = {"model": self.network.state_dict(), "optimiser": self.learner.weights.tensors()}
         # Copies: the workers of Hogwild go on while this looks and writes.
         tensors = {name: {k: v.detach().clone() for k, v in group.items()} for name, group in groups.items()}
         if not all(bool(v.isfinite().all()) for group in tensors.values() for v in group.values()):
@@ -102,6 +102,7 @@ class Session:
             "iterations": self.iterations,
             "seconds": self.elapsed,
             "sums": self.learner.sums.tolist(),
+            "failed": self.learner.failed,
             "metrics_bytes": self.log_file.tell(),
         }
         self.folder.save(tensors, counters)
@@ -110,34 +111,40 @@ class Session:
     def finish(self) -> None:
         """Save, then log what is left of an interval: a line that a run with more iterations cuts off again."""
         self.save()
-        if self.learner.sums[0] > 0:
+        if self.learner.sums[0, 0] > 0:
             self.log()
         self.reporter.update(self.iteration, self.text)
 
     def log(self) -> dict[str, Any]:
-        """Write one line of metrics and start the next interval."""
-        metrics = summary(self.learner.sums.tolist())
+        """Write one line of metrics a network and start the next interval; returns their means."""
+        lines = [self.line(e, sums) for e, sums in enumerate(self.learner.sums.tolist())]
+        self.learner.sums.zero_()
+        self.log_file.write("".join(json.dumps(line) + "\n" for line in lines))
+        self.log_file.flush()
+        going = [line for e, line in enumerate(lines) if e not in self.learner.failed]
+        return {k: sum(line[k] for line in going) / len(going) for k in ("loss", "error", "steps", "at_max")}
+
+    def line(self, e: int, sums: list[float]) -> dict[str, Any]:
+        """The metrics of network e over the interval."""
+        metrics = summary(sums)
         counts: dict[int, int] = metrics["histogram"]
         line: dict[str, Any] = {"iterations": self.iteration, "updates": self.updates, **metrics}
         line["at_max"] = counts.get(self.config.max_steps, 0) / max(sum(counts.values()), 1)
         line["seconds"] = round(self.elapsed, 2)
-        self.learner.sums.zero_()
-        self.log_file.write(json.dumps(line) + "\n")
-        self.log_file.flush()
-        return line
+        return line if self.config.members == 1 else {"seed": self.config.seeds[e], **line}
 
     def interval(self) -> str | None:
         """Log an interval and heed what it says; returns why to stop, if so."""
-        line = self.log()
-        if not math.isfinite(line["loss"]):
+        means = self.log()
+        if not math.isfinite(means["loss"]):
             raise Diverged.at(self.iteration)
-        rate = (self.updates - self.first) / (time.monotonic() - self.started)
-        self.text = f"loss {line['loss']:.3f}  error {line['error']:.1%}  ponder {line['steps']:.2f}  {rate:.0f}/s"
-        warning = self.warning(line)
+        rate = (self.updates - self.first) * self.config.members / (time.monotonic() - self.started)
+        self.text = f"loss {means['loss']:.3f}  error {means['error']:.1%}  ponder {means['steps']:.2f}  {rate:.0f}/s"
+        warning = self.warning(means)
         if warning:
             self.reporter.say(warning)
         until = self.limits.until_error
-        return "until_error" if until is not None and line["error"] < until else None
+        return "until_error" if until is not None and means["error"] < until else None
 
     def between(self) -> str | None:
         """Show progress, write a checkpoint when it is time; returns why to stop, if so."""
@@ -226,10 +233,24 @@ def train(
                 "iterations": min(session.iterations),
                 "updates": session.updates,
                 "seconds": round(session.elapsed, 2),
-                **evaluate(session.network, session.task, device=device),
+                **measured(session),
             }
         folder.write_result(result)
         return result
+
+
+def measured(session: Session) -> dict[str, Any]:
+    """The final numbers of a network; of several, those of each and the means of those that did not fail."""
+    network = session.network
+    if isinstance(network, ACT):
+        return evaluate(network, session.task, device=session.device)
+    members: list[dict[str, Any]] = []
+    for e, seed in enumerate(session.config.seeds):
+        numbers = evaluate(network.member(e).to(session.device), session.task, device=session.device)
+        members.append({"seed": seed, "failed": session.learner.failed.get(e), **numbers})
+    going = [m for m in members if m["failed"] is None]
+    means = {k: sum(m[k] for m in going) / len(going) for k in members[0] if k not in ("seed", "failed")}
+    return {**means, "members": members}
 
 
 def is_enough(result: dict[str, Any], iterations: int, until_error: float | None) -> bool:

@@ -16,7 +16,7 @@ from pondertime.halting import Ponder
 class Ensemble(nn.Module):
     """E ACT networks around a cell of ``torch.nn``, independent of each other, as one module.
 
-    Parameters are those of the networks with an axis E in front, see ``weights``; every result has E before
+    Parameters have the names of one network's and an axis E in front; every result has E before
     its batch axis. The gradient of a sum of losses is each network's own.
     """
 
@@ -31,12 +31,21 @@ class Ensemble(nn.Module):
         states = [network.state_dict() for network in networks]
         if any({k: v.shape for k, v in s.items()} != {k: v.shape for k, v in states[0].items()} for s in states):
             raise ValueError("networks of an ensemble must have the same shape")
+        # A container for each module, so that the names are those of one network.
         for name in states[0]:
-            stacked = torch.stack([s[name] for s in states])
-            self.register_parameter(name.replace(".", "_"), nn.Parameter(stacked))
+            owner, _, leaf = name.rpartition(".")
+            if not hasattr(self, owner):
+                self.add_module(owner, nn.Module())
+            self.get_submodule(owner).register_parameter(leaf, nn.Parameter(torch.stack([s[name] for s in states])))
 
     def weights(self, name: str) -> Tensor:
-        return getattr(self, name.replace(".", "_"))
+        return self.get_parameter(name)
+
+    def resolve(self, device: torch.device | str) -> str:
+        """The name of the backend that serves calls on ``device``."""
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"networks are trained at once on a CPU, not yet on {device}")
+        return "fused-calls" if self.plain else "fused"
 
     def __len__(self) -> int:
         return len(self.weights("halt.bias"))
@@ -73,3 +82,9 @@ class Ensemble(nn.Module):
         steps, remainder = out.steps.transpose(0, 1), out.remainder.transpose(0, 1)
         rho = steps + remainder
         return out.y.transpose(0, 1), Ponder(steps, remainder, rho, rho.sum(0))
+
+    def flat(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Ponder]:
+        """The same with E and B as one axis, row e * B + j being row j of network e."""
+        E = len(self)
+        output, ponder = self(x.unflatten(1, (E, -1)), lengths.view(E, -1))
+        return output.flatten(1, 2), Ponder(*(a.flatten(-2, -1) for a in ponder))

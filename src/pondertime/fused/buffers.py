@@ -34,7 +34,7 @@ class Buffers:
             self.c, self.tanh_c = self.states[1].unbind(), like.new_empty(room, m, H)
             self.tanh = self.tanh_c.unbind()
         if kind is GRU:
-            self.inner, self.sigmoids = like.new_empty(room, m, H), flat[:, :, : 2 * H].unbind()
+            self.inner, self.sigmoids = like.new_empty(room, m, H), self.sums[:, :, : 2 * H].unbind()
         self.has_grads = False
 
     def grads(self) -> None:

@@ -165,7 +165,8 @@ class Run:
 
     def ponder(self, t: int, first: Tensor, later: Tensor, present: Tensor | None, state: Tensor) -> Iterator[Segment]:
         """The segments of input step t, one after the other; what the first update adds to its product, and later."""
-        rows, kept, total, n = None, None, None, 1
+        rows, kept, n = None, None, 1
+        total: Any = None
         if present is not None:
             rows, real = self.choose(present)
             if len(rows) == 0:
@@ -281,7 +282,8 @@ class Run:
     def backward(self, d: Grads, *, x: bool) -> Inputs:
         """Derivatives by every input, by x only where it is asked for. What the forward pass kept is used up."""
         E, T, B, H, i = self.E, self.T, self.B, self.H, self.inputs
-        d_mean, d_weight_y, d_bias_y = by_read_out(i, d.y.reshape(E, T, B, -1), self.mean, None if self.rules.lengths is None else self.steps)
+        steps = None if self.rules.lengths is None else self.steps
+        d_mean, d_weight_y, d_bias_y = by_read_out(i, d.y.reshape(E, T, B, -1), self.mean, steps)
         G = torch.stack([a.reshape(E * B, H) for a in (d.h, d.c) if a is not None])
         d_remainder = d.remainder.reshape(E, T, B).transpose(0, 1).flatten(1, 2)
         sums = Gradients(self).all_steps(d_mean.transpose(0, 1).flatten(1, 2), G, d_remainder)

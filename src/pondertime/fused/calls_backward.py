@@ -156,7 +156,7 @@ class Gradients:
 
     def by_sums(self, s: "Segment") -> None:
         """What a segment's derivatives add to the sums."""
-        run, H, E = self.run, self.run.H, self.run.E
+        H, E = self.run.H, self.run.E
         d_sums = s.buffers.d_sums[: s.size]
         d_x, first = d_sums.sum(0), d_sums[0]
         if self.bias_n is not None:

@@ -112,8 +112,9 @@ def fused(
     biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
     h, c = state if kind.leaves == 2 else (state, None)
     # A read-out that is watched, or of another type, is called; any other is one more product of the loop.
-    inside = net.output is not None and not hooked(net.output) and net.output.weight.dtype == h.dtype
-    read_out = (net.output.weight, net.output.bias) if inside else (None, None)
+    output: Any = net.output
+    inside = output is not None and not hooked(output) and output.weight.dtype == h.dtype
+    read_out = (output.weight, output.bias) if inside else (None, None)
     inputs = Inputs(x, cell.weight_ih, cell.weight_hh, *biases, net.halt.weight, net.halt.bias, h, c, *read_out)
     rules = Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths)
     if record is None:

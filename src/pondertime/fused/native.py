@@ -279,8 +279,8 @@ class Run:
         # Copies: the loop writes to these.
         d_h, d_c = torch.clone(d.h, memory_format=PLAIN), None if d.c is None else torch.clone(d.c, memory_format=PLAIN)
         d_y = d.y.contiguous() if self.rules.lengths is None else torch.clone(d.y, memory_format=PLAIN)
-        made = each(torch.empty_like, i)._replace(h=d_h, c=d_c)
-        made = made._replace(x=made.x if x and i.x.is_floating_point() else None)
+        d_x: Any = torch.empty_like(i.x) if x and i.x.is_floating_point() else None
+        made = each(torch.empty_like, i._replace(x=d_x))._replace(x=d_x, h=d_h, c=d_c)
         d_xw = empty(self.T, B, self.X)
         self.point(
             d_y=d_y, d_mean=d_y if i.weight_y is None else empty(self.T, B, H), d_remainder=d.remainder.contiguous(),
