@@ -46,14 +46,19 @@ def assert_equals_reference(net: pt.ACT, path: str, x: Tensor, state: Any, lengt
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh buffers are full of NaN, so that one left unwritten shows."""
-    empty = torch.empty
 
-    def filled(*shape: Any, **options: Any) -> Tensor:
-        a = empty(*shape, **options)
-        return a.fill_(float("nan")) if a.is_floating_point() else a.fill_(-(2**30))
+    def poisoning(make: Any) -> Any:
+        def filled(*args: Any, **options: Any) -> Tensor:
+            a = make(*args, **options)
+            return a.fill_(float("nan")) if a.is_floating_point() else a.fill_(-(2**30))
 
-    monkeypatch.setattr(torch, "empty", filled)
+        return filled
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poisoning(getattr(owner, name)))
     monkeypatch.setattr("pondertime.fused.function._rows", {})
+    monkeypatch.setattr("pondertime.fused.function._rooms", {})
+    monkeypatch.setattr("pondertime.fused.buffers._free", {})
 
 
 @given(data=st.data())

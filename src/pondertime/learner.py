@@ -136,7 +136,7 @@ class Learner:
         try:
             if isinstance(self.network, Ensemble):
                 return self.network.flat(batch.input, batch.lengths)
-            output, _, ponder = self.network(batch.input, lengths=batch.lengths)
+            output, _, ponder = self.network(batch.input, lengths=batch.lengths if self.task.steps > 1 else None)
             return output, ponder
         except RuntimeError as error:
             # How every backend says that the cell gave no numbers.

@@ -111,11 +111,10 @@ def check_lengths(lengths: Any, T: int, B: int) -> Tensor | None:
         raise TypeError(f"lengths: expected integers, got {lengths.dtype}")
     if lengths.shape != (B,):
         raise ValueError(f"lengths: expected one for each of the {B} sequences, got shape {list(lengths.shape)}")
-    if lengths.min() < 1 or lengths.max() > T:
-        raise ValueError(
-            f"lengths: expected numbers from 1 to T = {T}, got {int(lengths.min())} to {int(lengths.max())}"
-        )
-    return None if lengths.min() == T else lengths.long()
+    low, high = int(lengths.min()), int(lengths.max())
+    if low < 1 or high > T:
+        raise ValueError(f"lengths: expected numbers from 1 to T = {T}, got {low} to {high}")
+    return None if low == T else lengths.long()
 
 
 def check_integers(x: Tensor, lengths: Tensor | None, features: int | None) -> None:

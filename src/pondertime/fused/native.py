@@ -34,6 +34,7 @@ FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-m
 if platform.machine() == "x86_64":
     FLAGS.append("-mprefer-vector-width=512")
 DONE, TAPE_FULL, NOT_A_NUMBER = range(3)
+ALIGNED = 16  # numbers
 # With fewer input steps the products do not pay for a copy of their weights in another layout.
 WORTH_A_COPY = 4
 
@@ -202,6 +203,20 @@ class Run:
             for e, loop in enumerate(self.loops):
                 setattr(loop, name, start + e * size)
 
+    def work(self, **sizes: int) -> Tensor:
+        """Memory that nobody else sees, of so many numbers a network, as one tensor."""
+        starts, total = {}, 0
+        for name, size in sizes.items():
+            starts[name] = total
+            total += -(-size // ALIGNED) * ALIGNED
+        memory = torch.empty(self.E, total, dtype=self.dtype)
+        self.held.append(memory)
+        base, width = memory.data_ptr(), memory.element_size()
+        for e, loop in enumerate(self.loops):
+            for name, start in starts.items():
+                setattr(loop, name, base + (e * total + start) * width)
+        return memory
+
     def empty(self, *shape: int) -> Tensor:
         """Memory for every network."""
         return torch.empty(*self.front, *shape, dtype=self.dtype)
@@ -236,12 +251,15 @@ class Run:
         self.steps = torch.empty(*self.front, T, B, dtype=torch.int64)
         self.zeros = torch.zeros(H, dtype=self.dtype)
         floating = i.x.is_floating_point()
+        self.work(
+            total=B, bias=2 * self.X, **({"mean_c": B * H} if c is not None else {}),
+            **({"xw": T * B * self.X} if floating else {}),
+        )  # fmt: skip
         self.point(
-            x=i.x if floating else None, xw=empty(T, B, self.X) if floating else look_up(i), weight_ih=i.weight_ih,
-            bias_ih=i.bias_ih, bias_hh=i.bias_hh, bias=empty(2, self.X), halt=i.halt, weight_y=i.weight_y,
-            bias_y=i.bias_y, y=y, lengths=rules.lengths, state0=h, state1=c, mean=mean, steps=self.steps,
-            remainder=remainder, total=empty(B), child=torch.empty(self.E, B, dtype=torch.int32),
-            mean_c=None if c is None else empty(B, H),
+            x=i.x if floating else None, xw=None if floating else look_up(i), weight_ih=i.weight_ih,
+            bias_ih=i.bias_ih, bias_hh=i.bias_hh, halt=i.halt, weight_y=i.weight_y, bias_y=i.bias_y, y=y,
+            lengths=rules.lengths, state0=h, state1=c, mean=mean, steps=self.steps, remainder=remainder,
+            child=torch.empty(self.E, B, dtype=torch.int32),
         )  # fmt: skip
         self.weights(transpose=True)
         for loop, tape, bias in zip(self.loops, self.tapes, i.halt_bias.flatten().tolist(), strict=True):
@@ -281,18 +299,22 @@ class Run:
         d_y = d.y.contiguous() if self.rules.lengths is None else torch.clone(d.y, memory_format=PLAIN)
         d_x: Any = torch.empty_like(i.x) if x and i.x.is_floating_point() else None
         made = each(torch.empty_like, i._replace(x=d_x))._replace(x=d_x, h=d_h, c=d_c)
-        d_xw = empty(self.T, B, self.X)
+        d_xw = None if i.x.is_floating_point() else empty(self.T, B, self.X)
+        self.work(
+            end_dot=B, carry0=B * H, carry1=B * H, carry2=B * H, carry3=B * H,
+            d_logit=self.rows + B, **({"d_xw": self.T * B * self.X} if d_xw is None else {}),
+            **({"d_mean": self.T * B * H} if i.weight_y is not None else {}),
+        )  # fmt: skip
         self.point(
-            d_y=d_y, d_mean=d_y if i.weight_y is None else empty(self.T, B, H), d_remainder=d.remainder.contiguous(),
+            d_y=d_y, d_mean=d_y if i.weight_y is None else None, d_remainder=d.remainder.contiguous(),
             d_state0=d_h, d_state1=d_c, d_xw=d_xw, d_x=made.x, d_weight_ih=made.weight_ih, d_bias_ih=made.bias_ih,
             d_bias_hh=made.bias_hh, d_weight_hh=made.weight_hh, d_halt=made.halt, d_halt_bias=made.halt_bias,
-            d_weight_y=made.weight_y, d_bias_y=made.bias_y, end_dot=empty(B), carry0=empty(B, H), carry1=empty(B, H),
-            carry2=empty(B, H), carry3=empty(B, H), d_logit=empty(max(tape.capacity for tape in self.tapes)),
+            d_weight_y=made.weight_y, d_bias_y=made.bias_y,
         )  # fmt: skip
         self.weights(transpose=False)
         loops = (ctypes.POINTER(Loop) * self.E)(*map(ctypes.pointer, self.loops))
         getattr(self.lib.loop, f"backward_all_{self.suffix}")(loops, self.E, self.threads)
-        if not i.x.is_floating_point():
+        if d_xw is not None:
             by_look_up(i, d_xw, made.weight_ih)
         return made
 

@@ -1,0 +1,114 @@
+"""Several networks in one run: each is trained as it would be alone, fails alone, and is found by its seed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from compare import assert_same
+from pondertime.cli import main
+from pondertime.config import RunError, TrainConfig
+from pondertime.learner import Batches, Learner
+from pondertime.runs import RunFolder, build, build_all, make_task
+from pondertime.train import train
+from small_runs import SIZES, assert_same_run, kill_often, metrics, result, small, trained
+
+
+@pytest.fixture(autouse=True)
+def few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pondertime.evaluate.SEQUENCES", 200)
+
+
+def by_the_book(config: TrainConfig, updates: int) -> dict[str, Any]:
+    """The weights after some updates by the reference, torch's own Adam and its own clipping."""
+    task = make_task(config)
+    network = build(config, task, backend="reference")
+    optimiser = torch.optim.Adam(network.parameters(), config.learning_rate, (0.9, config.beta2))
+    data = Batches(task, config.batch_size, [config.seed], 0, "cpu")
+    for i in range(updates):
+        output, _, ponder = network(data[i].input, lengths=data[i].lengths)
+        loss = task.loss(output, data[i]) + (config.tau or 0) * ponder.cost
+        optimiser.zero_grad()
+        loss.mean().backward()
+        if config.clip is not None:
+            nn.utils.clip_grad_norm_(network.parameters(), config.clip)
+        optimiser.step()
+    return network.state_dict()
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("task", ["parity", "logic", "addition"])
+def test_updates_are_those_of_torch(task: str, members: int) -> None:
+    config = small(task, members=members, clip=0.5, learning_rate=1e-3, halt_bias=-1.0)
+    learner = Learner(config, make_task(config), build_all(config, make_task(config)), "cpu")
+    for i in range(8):
+        learner.update(i)
+    for e in range(members):
+        expected = by_the_book(config.member(e), 8)
+        made = {k: v if members == 1 else v[e] for k, v in learner.network.state_dict().items()}
+        for name, value in expected.items():
+            assert_same(made[name], value, torch.float32)
+
+
+def test_a_run_of_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [word for k, v in SIZES.items() for word in ("--" + k.replace("_", "-"), str(v))]
+    flags = ["--members", "3", "--seed", "5", "--iterations", "40", "--runs", str(tmp_path)]
+    main(["train", "parity", *sizes, *flags])
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("parity-tau0.003-seeds5-7: preset fast")
+    assert [line.split(":")[0].strip() for line in said[1:]] == [
+        "parity-tau0.003-seed5", "parity-tau0.003-seed6", "parity-tau0.003-seed7", "parity-tau0.003-seeds5-7",
+    ]  # fmt: skip
+    folder = RunFolder(tmp_path / "parity-tau0.003-seeds5-7")
+    assert [line["seed"] for line in metrics(folder)] == [5, 6, 7, 5, 6, 7]
+    assert [line["iterations"] for line in folder.metrics(6)] == [20, 40]
+    alone = trained(tmp_path / "alone", small(seed=6, iterations=40))
+    for line, expected in zip(folder.metrics(6), metrics(alone), strict=True):
+        assert line["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+        assert line["histogram"] == expected["histogram"]
+    outcome = result(folder)
+    assert outcome["error"] == pytest.approx(sum(m["error"] for m in outcome["members"]) / 3)
+    main(["evaluate", str(folder.path), "--seed", "6", "--sequences", "200"])
+    assert f"error {outcome['members'][1]['error']:.2%}" in capsys.readouterr().out
+
+
+def test_which_network_must_be_said(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run", small(members=2, iterations=5))
+    with pytest.raises(RunError, match="holds 2 networks; say which with --seed"):
+        folder.load_network()
+    with pytest.raises(RunError, match="holds no network of seed 9"):
+        folder.load_network(seed=9)
+    config, _, _ = folder.load_network(seed=2)
+    assert (config.seed, config.members, config.name) == (2, 1, "parity-tau0.003-seed2")
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    config = small(members=2, iterations=400)
+    killed = RunFolder(tmp_path / "killed")
+    kill_often(config, killed, 3, 60, seed=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        train(config, killed)
+        assert_same_run(killed, trained(tmp_path / "unbroken", config))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_network_that_diverges_leaves_the_others_alone(tmp_path: Path) -> None:
+    config = small(members=3, iterations=40)
+    before = trained(tmp_path / "whole", config)
+    poisoned = RunFolder(tmp_path / "poisoned")
+    train(small(members=3, iterations=1), poisoned)
+    tensors, counters = poisoned.load() or ({}, {})
+    # A weight so large that the loss overflows.
+    tensors["model"]["output.weight"][1] = 3e38
+    poisoned.save(tensors, counters)
+    train(config, poisoned)
+    outcome = result(poisoned)
+    assert [m["failed"] for m in outcome["members"]] == [None, 1, None]
+    for e in (0, 2):
+        assert outcome["members"][e] == result(before)["members"][e]
+    assert outcome["error"] == pytest.approx((outcome["members"][0]["error"] + outcome["members"][2]["error"]) / 2)
