@@ -1,6 +1,6 @@
 """The memory of a segment of the plain calls, with all its views, used again by later segments of the same shape.
 
-Making a view costs half a call; small segments are lent and given back, so that their views are made once.
+Making a view costs half a call, and fresh memory its first touch; so segments are lent and given back.
 """
 
 import torch
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pondertime.fused.common import GRU, LSTM, CellKind
 
-# Numbers of a segment up to which it is kept for later, and how many segments of a shape are.
-SMALL, KEPT = 2**19, 64
+# Bytes that are kept for later, of all segments that nobody uses.
+KEPT = 64 * 2**20
 
 _free: dict[tuple[object, ...], list["Buffers"]] = {}
 
@@ -63,10 +63,13 @@ class Buffers:
 
     def give_back(self) -> None:
         """Nobody needs what is in it any more."""
-        if self.states.numel() * (1 + self.kind.slots) <= SMALL:
-            free = _free.setdefault(self.key, [])
-            if len(free) < KEPT:
-                free.append(self)
+        if sum(b.nbytes for free in _free.values() for b in free) + self.nbytes <= KEPT:
+            _free.setdefault(self.key, []).append(self)
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory it holds, derivatives included."""
+        return 2 * (1 + self.kind.slots) * self.states.nbytes
 
 
 def lend(kind: CellKind, like: Tensor, room: int) -> Buffers:

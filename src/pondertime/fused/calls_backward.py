@@ -35,6 +35,7 @@ class Gradients:
         self.update = {LSTM: self.lstm, GRU: self.gru}.get(run.rules.kind, self.rnn)
         self.pending: list[Segment] = []
         self.waiting = 0
+        self.done: list[Segment] = []
 
     def all_steps(self, d_mean: Tensor, G: Tensor, d_remainder: Tensor) -> Sums:
         """All input steps, the last one first. G ``[leaves, rows, H]``: by the last state; the others by t."""
@@ -54,10 +55,11 @@ class Gradients:
             G[0, rows] += d_mean[first.t][rows]
             G[:, rows] = self.input_step(steps, G, r[first.t])[:, real]
         self.flush()
-        E, c = run.E, G[1].view(run.E, -1, run.H) if len(G) == 2 else None
+        d_h, d_c, *_ = *(a.reshape(run.E, -1, run.H).clone() for a in G), None
+        for s in self.done:
+            s.buffers.give_back()
         return Sums(
-            self.xw, self.flag, self.weight, self.bias_n, self.halt.unsqueeze(1), self.halt_bias,
-            G[0].reshape(E, -1, run.H), c,
+            self.xw, self.flag, self.weight, self.bias_n, self.halt.unsqueeze(1), self.halt_bias, d_h, d_c
         )  # fmt: skip
 
     def input_step(self, segments: list["Segment"], G: Tensor, r: np.ndarray) -> Tensor:
@@ -89,9 +91,8 @@ class Gradients:
         if D is not None:
             d[:, -1] += D
         self.update(b, s.size)
-        before = d[:, 0].clone()
         self.by_sums(s)
-        return before
+        return d[:, 0]
 
     def by_halting(self, s: "Segment", G: Tensor, end_dot: np.ndarray, r: np.ndarray) -> Tensor:
         """d(loss)/d(h^n) h^n (1 - h^n) = (G . (s^n - s^N) - r) h^n (1 - h^n) for n < N, 0 for n = N; [size, m]."""
@@ -179,6 +180,8 @@ class Gradients:
     def by_network(self, a: Tensor) -> Tensor:
         """``[k, E m, w]`` as ``[E, k m, w]``."""
         (k, rows, width), E = a.shape, self.run.E
+        if E == 1:
+            return a.reshape(1, k * rows, width)
         return a.reshape(k, E, rows // E, width).transpose(0, 1).reshape(E, k * rows // E, width)
 
     def flush(self) -> None:
@@ -187,7 +190,7 @@ class Gradients:
         if self.pending:
             d = [self.by_network(s.buffers.d_sums[: s.size, :, :P]) for s in self.pending]
             h = [self.by_network(s.buffers.states[0, : s.size]) for s in self.pending]
-            self.weight.baddbmm_(torch.cat(d, 1).transpose(1, 2), torch.cat(h, 1))
-        for s in self.pending:
-            s.buffers.give_back()
+            all_d, all_h = (parts[0] if len(parts) == 1 else torch.cat(parts, 1) for parts in (d, h))
+            self.weight.baddbmm_(all_d.transpose(1, 2), all_h)
+        self.done += self.pending
         self.pending, self.waiting = [], 0
