@@ -28,13 +28,19 @@ def test_a_table(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(bench, "WORKLOADS", TINY)
     rows = bench.run(name, 0.02, lambda text: None)
     assert {row["contestant"] for row in rows} >= set(bench.CONTESTANTS)
-    assert all(row["ms"] > 0 for row in rows)
+    assert all(row["value"] > 0 for row in rows)
     assert {row["ratio"] for row in rows if row["contestant"] == "torch.nn"} == {1.0}
     for _ in range(2):
         bench.append(rows, tmp_path / "deep" / "data.csv")
     with open(tmp_path / "deep" / "data.csv") as file:
         table = list(csv.DictReader(file))
     assert len(table) == 2 * len(rows) and tuple(table[0]) == bench.COLUMNS
+
+
+def test_networks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "TOGETHER", 2)
+    one, both = bench.together(0.02)
+    assert (one["contestant"], one["ratio"], both["contestant"]) == ("one by one", 1.0, "at once")
 
 
 def test_no_speed_without_equality(monkeypatch: pytest.MonkeyPatch) -> None:

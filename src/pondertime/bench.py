@@ -17,11 +17,18 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
 from pondertime.act import ACT
-from pondertime.runs import commit
+from pondertime.config import make_config
+from pondertime.fused.buffers import forget
+from pondertime.learner import Learner
+from pondertime.runs import build_all, commit, make_task
 
 CONTESTANTS = ("fused", "fused-calls", "compact", "torch.nn", "products")
 HALT_SCALE = 8.0
-COLUMNS = ("commit", "machine", "torch", "threads", "workload", "mode", "halting", "contestant", "ms", "ratio")
+TOGETHER = 16
+TURN_SECONDS = 0.01
+COLUMNS = (
+    "commit", "machine", "torch", "threads", "workload", "mode", "halting", "contestant", "value", "unit", "ratio",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -163,23 +170,30 @@ def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, fl
         for name, call in calls.items()
     }
     once = {name: timer.timeit(1).median for name, timer in timers.items()}
-    rounds = max(5, min(200, int(seconds / sum(once.values()))))
+    # Short calls are repeated, as they are in a training.
+    repeats = {name: max(1, int(TURN_SECONDS / t)) for name, t in once.items()}
+    rounds = max(5, min(200, int(seconds / sum(once[name] * n for name, n in repeats.items()))))
     times: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(rounds):
         for name, timer in timers.items():
-            times[name].append(timer.timeit(1).median)
+            times[name].append(timer.timeit(repeats[name]).median)
     return {name: 1e3 * statistics.median(t) for name, t in times.items()}
 
 
-def ragged_floor(w: Workload, seconds: float) -> float:
-    """Milliseconds of a ragged step as the sum over updates of the cost at that number of running rows."""
+def measure_ragged(w: Workload, seconds: float) -> dict[str, float]:
+    """A ragged step, beside one that keeps the batch whole, and the sum of what its updates cost.
+
+    That is, over its updates, the cost of an update at the number of rows that still run, from a step of equal halting.
+    """
     N = ragged(w)
     running = [int((n <= N).sum()) for n in range(1, int(N.max()) + 1)]
-    calls = {}
-    for m in sorted(set(running)):
-        calls[str(m)] = contestants(w, torch.full((m,), float(w.updates)), train=True)["fused"]
-    cost = measure(calls, seconds)
-    return sum(cost[str(m)] for m in running) / w.updates
+    calls = contestants(w, N, train=True)
+    calls["fused, whole batch"] = contestants(w, torch.full_like(N, N.max().item()), train=True)["fused"]
+    for m in set(running):
+        calls[f"{m} rows"] = contestants(w, torch.full((m,), float(w.updates)).double(), train=True)["fused"]
+    times = measure(calls, seconds)
+    cost = {m: times.pop(f"{m} rows") / w.updates for m in set(running)}
+    return {**times, "sum of its updates": sum(cost[m] for m in running)}
 
 
 def peak_memory(call: Callable[[], Any]) -> int:
@@ -187,6 +201,7 @@ def peak_memory(call: Callable[[], Any]) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     call()
+    forget()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     events: Any = profiler.profiler
@@ -216,24 +231,49 @@ def run(name: str, seconds: float, say: Callable[[str], None]) -> list[dict[str,
     for mode, halting, N in (
         ("train", "equal", equal), ("inference", "equal", equal), ("train", "ragged", ragged(w)),
     ):  # fmt: skip
-        times = measure(contestants(w, N, train=mode == "train"), seconds)
         if halting == "ragged":
-            times["sum of its updates"] = ragged_floor(w, seconds)
-            times["fused, whole batch"] = measure(
-                {"x": contestants(w, torch.full_like(N, N.max().item()), train=True)["fused"]}, seconds
-            )["x"]
+            times = measure_ragged(w, seconds)
+        else:
+            times = measure(contestants(w, N, train=mode == "train"), seconds)
         base = times["torch.nn"]
         rows += [
-            {"workload": name, "mode": mode, "halting": halting, "contestant": k, "ms": t, "ratio": t / base}
+            {"workload": name, "mode": mode, "halting": halting, "contestant": k, "value": t, "unit": "ms",
+             "ratio": t / base}
             for k, t in times.items()
-        ]
+        ]  # fmt: skip
     memory = {k: peak_memory(contestants(w, equal, train=True)[k]) for k in ("fused", "fused-calls", "torch.nn")}
     rows += [
-        {"workload": name, "mode": "memory, MiB", "halting": "equal", "contestant": k, "ms": peak / 2**20,
+        {"workload": name, "mode": "memory", "halting": "equal", "contestant": k, "value": peak / 2**20, "unit": "MiB",
          "ratio": peak / memory["torch.nn"]}
         for k, peak in memory.items()
     ]  # fmt: skip
-    return rows
+    return rows + (together(seconds) if name == "parity" else [])
+
+
+def together(seconds: float) -> list[dict[str, Any]]:
+    """Whole training updates (data, forward, backward, clipping, Adam) of E parity networks at once and one by one."""
+    counters = dict.fromkeys((1, TOGETHER), 0)
+    learners = {}
+    for members in counters:
+        config = make_config("parity", members=members)
+        task = make_task(config)
+        learners[members] = Learner(config, task, build_all(config, task), "cpu")
+
+    def update(members: int) -> Callable[[], None]:
+        def call() -> None:
+            for _ in range(TOGETHER // members):
+                learners[members].update(counters[members])
+                counters[members] += 1
+
+        return call
+
+    names = {1: "one by one", TOGETHER: "at once"}
+    times = measure({names[members]: update(members) for members in counters}, seconds)
+    return [
+        {"workload": "parity", "mode": "training", "halting": f"{TOGETHER} networks", "contestant": k, "value": t,
+         "unit": "ms", "ratio": t / times["one by one"]}
+        for k, t in times.items()
+    ]  # fmt: skip
 
 
 def append(rows: list[dict[str, Any]], path: Path) -> None:
@@ -246,5 +286,5 @@ def append(rows: list[dict[str, Any]], path: Path) -> None:
             writer.writeheader()
         for row in rows:
             origin = {"commit": commit(), "machine": machine(), "torch": torch.__version__}
-            numbers = {k: f"{row[k]:.4g}" for k in ("ms", "ratio")}
+            numbers = {k: f"{row[k]:.4g}" for k in ("value", "ratio")}
             writer.writerow({**row, **numbers, **origin, "threads": torch.get_num_threads()})

@@ -317,9 +317,9 @@ def show_times(rows: list[dict[str, Any]]) -> None:
 
     names = list(dict.fromkeys(row["contestant"] for row in rows))
     table = Table("", *names, box=None)
-    for mode in dict.fromkeys((row["mode"], row["halting"]) for row in rows):
-        found = {row["contestant"]: row for row in rows if (row["mode"], row["halting"]) == mode}
-        cells = [f"{found[n]['ms']:.2f} ({found[n]['ratio']:.2f})" if n in found else "" for n in names]
+    for mode in dict.fromkeys((row["mode"], row["halting"], row["unit"]) for row in rows):
+        found = {row["contestant"]: row for row in rows if (row["mode"], row["halting"], row["unit"]) == mode}
+        cells = [f"{found[n]['value']:.2f} ({found[n]['ratio']:.2f})" if n in found else "" for n in names]
         table.add_row(", ".join(mode), *cells)
     Console(width=150).print(table)
 

@@ -77,3 +77,8 @@ def lend(kind: CellKind, like: Tensor, room: int) -> Buffers:
     key = (kind, like.shape, like.dtype, like.device, room)
     free = _free.get(key)
     return free.pop() if free else Buffers(key, kind, like, room)
+
+
+def forget() -> None:
+    """Free what is kept for later."""
+    _free.clear()

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 # Rows of derivatives gathered before they are multiplied into the weight gradient.
 WEIGHT_ROWS = 512
 
-aten: Any = torch.ops.aten
+# By their full names: torch then need not look for the one that fits.
+tanh_backward: Any = torch.ops.aten.tanh_backward.grad_input
+sigmoid_backward: Any = torch.ops.aten.sigmoid_backward.grad_input
+relu_backward: Any = torch.ops.aten.threshold_backward.grad_input
 
 
 class Gradients:
@@ -118,20 +121,20 @@ class Gradients:
         tanh, product, weight = self.run.rules.kind is RNN_TANH, self.run.add_product, self.weight_hh
         for k in reversed(range(size)):
             if tanh:
-                aten.tanh_backward(b.d_h[k + 1], b.h[k + 1], grad_input=b.d_rows[k])
+                tanh_backward(b.d_h[k + 1], b.h[k + 1], grad_input=b.d_rows[k])
             else:
-                aten.threshold_backward(b.d_h[k + 1], b.h[k + 1], 0, grad_input=b.d_rows[k])
+                relu_backward(b.d_h[k + 1], b.h[k + 1], 0, grad_input=b.d_rows[k])
             product(b.d_h[k], b.d_rows[k], weight)
 
     def lstm(self, b: Buffers, size: int) -> None:
         product, weight, tanh_c = self.run.add_product, self.weight_hh, b.tanh_c[:size]
         i, f, g, o = b.gates[:size].unbind(2)
         d_i, d_f, d_g, d_o = b.d_gates[:size].unbind(2)
-        aten.tanh_backward(o, tanh_c, grad_input=b.through[:size])
-        aten.sigmoid_backward(tanh_c, o, grad_input=d_o)
-        aten.sigmoid_backward(2 * g - 1, i, grad_input=d_i)
-        aten.sigmoid_backward(b.states[1, :size], f, grad_input=d_f)
-        aten.sigmoid_backward(i, g, grad_input=d_g)
+        tanh_backward(o, tanh_c, grad_input=b.through[:size])
+        sigmoid_backward(tanh_c, o, grad_input=d_o)
+        sigmoid_backward(2 * g - 1, i, grad_input=d_i)
+        sigmoid_backward(b.states[1, :size], f, grad_input=d_f)
+        sigmoid_backward(i, g, grad_input=d_g)
         d_g *= 4
         for k in reversed(range(size)):
             d_h, d_c = b.d_h[k + 1], b.d_c[k + 1]
@@ -145,10 +148,10 @@ class Gradients:
         product, weight = self.run.add_product, self.weight_hh
         r, z, q, v = b.gates[:size].unbind(2)
         d_r, d_z, d_q, d_v = b.d_gates[:size].unbind(2)
-        aten.tanh_backward(1 - z, v, grad_input=d_v)
-        aten.sigmoid_backward(b.states[0, :size] - v, z, grad_input=d_z)
+        tanh_backward(1 - z, v, grad_input=d_v)
+        sigmoid_backward(b.states[0, :size] - v, z, grad_input=d_z)
         torch.mul(d_v, r, out=d_q)
-        aten.sigmoid_backward(d_v * q, r, grad_input=d_r)
+        sigmoid_backward(d_v * q, r, grad_input=d_r)
         for k in reversed(range(size)):
             d_h = b.d_h[k + 1]
             b.d_each[k].mul_(b.wide[k + 1])
