@@ -25,7 +25,7 @@ def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: boo
         return calls.Run(inputs, rules, keep=keep, seen=seen, rooms=_rooms.setdefault(shape, []))
     run = native.Run(lib, inputs, rules, rows=_rows.get(shape, 2 * T * B), keep=keep, seen=seen)
     if keep:
-        _rows[shape] = int(1.1 * run.rows) + 2 * B
+        _rows[shape] = int(1.05 * run.rows) + B
     return run
 
 

@@ -50,7 +50,8 @@ typedef struct {
   int32_t t, n, m;
   int64_t offset, used, updates;
   /* backward */
-  void *d_y, *d_mean;      /* [T, B, O] (padding is set to 0), [T, B, H]: made from d_y if there is a read-out */
+  void *d_y, *d_mean;      /* [T, B, O] (padding is set to 0), [T, B, H]: made from d_y, in place of mean, if there
+                              is a read-out */
   const void *d_remainder; /* [T, B] */
   void *d_state[2];        /* [B, H] in: by the last state, out: by the first */
   void *d_xw, *d_logit;    /* [T, B, X], [rows] by the logit before the row's prev */
@@ -413,8 +414,8 @@ static void NAME(by_read_out)(Loop *a) {
   if (!a->weight_y) return;
   for (int64_t j = 0; j < rows; j++)
     if (!a->steps[j]) memset((REAL *)a->d_y + j * O, 0, sizeof(REAL) * O);
-  NAME(gemm)(a, 'N', 'N', rows, H, O, a->d_y, O, a->weight_y, H, a->d_mean, H);
   NAME(gemm)(a, 'T', 'N', O, H, rows, a->d_y, O, a->mean, H, a->d_weight_y, H);
+  NAME(gemm)(a, 'N', 'N', rows, H, O, a->d_y, O, a->weight_y, H, a->d_mean, H);
   if (a->bias_y) NAME(sum_rows)(rows, O, a->d_y, O, a->d_bias_y);
 }
 

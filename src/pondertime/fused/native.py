@@ -35,8 +35,9 @@ if platform.machine() == "x86_64":
     FLAGS.append("-mprefer-vector-width=512")
 DONE, TAPE_FULL, NOT_A_NUMBER = range(3)
 ALIGNED = 16  # numbers
-# With fewer input steps the products do not pay for a copy of their weights in another layout.
-WORTH_A_COPY = 4
+# With fewer input steps the products do not pay for a copy of their weights in another layout, with fewer units not
+# for MKL's own, which asks for some MiB beside them.
+WORTH_A_COPY, WORTH_PACKING = 4, 256
 
 PLAIN = torch.contiguous_format
 POINTER, INT, LONG, REAL = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
@@ -149,7 +150,7 @@ class Tape:
     def grow(self) -> None:
         used, old = self.capacity, {name: self.part(name, self.capacity) for name in self.widths}
         places = self.places
-        self.capacity, self.updates = 2 * self.capacity, 2 * self.updates
+        self.capacity, self.updates = self.capacity + self.capacity // 2 + self.B, 2 * self.updates
         self.allocate()
         for name, part in old.items():
             self.part(name, used)[:] = part
@@ -226,7 +227,8 @@ class Run:
         weight = self.inputs.weight_hh
         P, H = weight.shape[-2:]
         pays = self.T >= WORTH_A_COPY
-        if pays and self.lib.pack is not None and self.lib.compute and self.dtype == torch.float32:
+        packs = self.lib.pack is not None and H >= WORTH_PACKING
+        if pays and packs and self.lib.compute and self.dtype == torch.float32:
             n, k = (P, H) if transpose else (H, P)
             size = self.lib.pack_size(162, self.B, n, k) // 4 + 64
             packed = torch.empty(self.E, size)
@@ -246,8 +248,8 @@ class Run:
         i, rules, T, B, H, empty = self.inputs, self.rules, self.T, self.B, self.H, self.empty
         h = torch.clone(i.h)
         c = None if i.c is None else torch.clone(i.c)
-        mean, remainder = empty(T, B, H), empty(T, B)
-        y = mean if i.weight_y is None else empty(T, B, i.weight_y.shape[-2])
+        self.mean, remainder = empty(T, B, H), empty(T, B)
+        y = self.mean if i.weight_y is None else empty(T, B, i.weight_y.shape[-2])
         self.steps = torch.empty(*self.front, T, B, dtype=torch.int64)
         self.zeros = torch.zeros(H, dtype=self.dtype)
         floating = i.x.is_floating_point()
@@ -258,7 +260,7 @@ class Run:
         self.point(
             x=i.x if floating else None, xw=None if floating else look_up(i), weight_ih=i.weight_ih,
             bias_ih=i.bias_ih, bias_hh=i.bias_hh, halt=i.halt, weight_y=i.weight_y, bias_y=i.bias_y, y=y,
-            lengths=rules.lengths, state0=h, state1=c, mean=mean, steps=self.steps, remainder=remainder,
+            lengths=rules.lengths, state0=h, state1=c, mean=self.mean, steps=self.steps, remainder=remainder,
             child=torch.empty(self.E, B, dtype=torch.int32),
         )  # fmt: skip
         self.weights(transpose=True)
@@ -301,12 +303,11 @@ class Run:
         made = each(torch.empty_like, i._replace(x=d_x))._replace(x=d_x, h=d_h, c=d_c)
         d_xw = None if i.x.is_floating_point() else empty(self.T, B, self.X)
         self.work(
-            end_dot=B, carry0=B * H, carry1=B * H, carry2=B * H, carry3=B * H,
+            end_dot=B, carry0=B * H, carry2=B * H, **({"carry1": B * H, "carry3": B * H} if d_c is not None else {}),
             d_logit=self.rows + B, **({"d_xw": self.T * B * self.X} if d_xw is None else {}),
-            **({"d_mean": self.T * B * H} if i.weight_y is not None else {}),
         )  # fmt: skip
         self.point(
-            d_y=d_y, d_mean=d_y if i.weight_y is None else None, d_remainder=d.remainder.contiguous(),
+            d_y=d_y, d_mean=d_y if i.weight_y is None else self.mean, d_remainder=d.remainder.contiguous(),
             d_state0=d_h, d_state1=d_c, d_xw=d_xw, d_x=made.x, d_weight_ih=made.weight_ih, d_bias_ih=made.bias_ih,
             d_bias_hh=made.bias_hh, d_weight_hh=made.weight_hh, d_halt=made.halt, d_halt_bias=made.halt_bias,
             d_weight_y=made.weight_y, d_bias_y=made.bias_y,
