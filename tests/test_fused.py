@@ -3,6 +3,8 @@
 N jumps with rounding: in float32 h is kept away from 1 - epsilon, and flips are counted.
 """
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 import pondertime as pt
 from compare import assert_same
-from pondertime.fused import native
+from pondertime.fused import function, native
 from zoo import differentiate, make, random_state
 
 KINDS = ["rnn_tanh", "rnn_relu", "gru", "lstm"]
@@ -133,6 +135,33 @@ def test_the_tape_grows(path: str) -> None:
     x = torch.randn(3, 5, 3, dtype=torch.float64)
     assert_equals_reference(net, path, x, random_state("lstm", 5, 4), None)
     assert net(x).ponder.steps.max() == 60
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_nobody_differentiates_is_freed_at_once(
+    kind: str, outputs: int | None, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    make_run = function.make_run
+
+    def watched(*args: Any, **options: Any) -> Any:
+        run = make_run(*args, **options)
+        made.append(weakref.ref(run))
+        return run
+
+    monkeypatch.setattr(function, "make_run", watched)
+    net = make(kind, outputs=outputs, backend=path)
+    gc.disable()
+    try:
+        result = net(torch.randn(3, 4, 3, dtype=torch.float64))
+        assert made[0]() is not None
+        del result
+        assert made[0]() is None
+        differentiate(net, torch.randn(3, 4, 3, dtype=torch.float64), None, None)
+        assert all(run() is None for run in made)
+    finally:
+        gc.enable()
 
 
 def test_once_differentiable_and_says_so(path: str) -> None:

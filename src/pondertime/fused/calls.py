@@ -86,7 +86,6 @@ class Run:
             # tanh g = 2 sigmoid(2 g) - 1: all four gates become sigmoids, one call.
             for a in (self.xw, self.flag, self.transposed):
                 a[..., 2 * self.H : 3 * self.H] *= 2
-        self.update = {LSTM: self.lstm, GRU: self.gru}.get(rules.kind, self.rnn)
         self.threshold = 1 - rules.epsilon
         self.limit = rules.force_steps or rules.max_steps
         # A relu cell may overflow where it is computed on, and 0 times inf is no 0: its rows are dropped at once.
@@ -183,7 +182,7 @@ class Run:
             b = lend(self.rules.kind, state, min(room, self.limit - n + 1))
             b.before.copy_(state)
             self.begin(b, first, later)
-            self.update(b)
+            (self.lstm if self.rules.kind is LSTM else self.gru if self.rules.kind is GRU else self.rnn)(b)
             s, running = self.halting(t, n, b, number, total)
             s.rows, s.kept, n = rows, kept, n + s.size
             if running:

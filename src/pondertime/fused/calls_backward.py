@@ -35,7 +35,6 @@ class Gradients:
             torch.zeros_like(a) for a in (run.xw, run.flag, self.weight_hh, run.halt, run.halt_bias)
         )
         self.bias_n = torch.zeros_like(run.bias_n) if run.rules.kind is GRU else None
-        self.update = {LSTM: self.lstm, GRU: self.gru}.get(run.rules.kind, self.rnn)
         self.pending: list[Segment] = []
         self.waiting = 0
         self.done: list[Segment] = []
@@ -93,7 +92,8 @@ class Gradients:
             d[0, 1:].addcmul_(d_logit.unsqueeze(2), run.spread(run.halt, G.shape[1]))
         if D is not None:
             d[:, -1] += D
-        self.update(b, s.size)
+        kind = run.rules.kind
+        (self.lstm if kind is LSTM else self.gru if kind is GRU else self.rnn)(b, s.size)
         self.by_sums(s)
         return d[:, 0]
 

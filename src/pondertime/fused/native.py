@@ -253,7 +253,8 @@ class Run:
         self.steps = torch.empty(*self.front, T, B, dtype=torch.int64)
         self.zeros = torch.zeros(H, dtype=self.dtype)
         floating = i.x.is_floating_point()
-        self.work(
+        child = torch.empty(self.E, B, dtype=torch.int32)
+        work = self.work(
             total=B, bias=2 * self.X, **({"mean_c": B * H} if c is not None else {}),
             **({"xw": T * B * self.X} if floating else {}),
         )  # fmt: skip
@@ -261,7 +262,7 @@ class Run:
             x=i.x if floating else None, xw=None if floating else look_up(i), weight_ih=i.weight_ih,
             bias_ih=i.bias_ih, bias_hh=i.bias_hh, halt=i.halt, weight_y=i.weight_y, bias_y=i.bias_y, y=y,
             lengths=rules.lengths, state0=h, state1=c, mean=self.mean, steps=self.steps, remainder=remainder,
-            child=torch.empty(self.E, B, dtype=torch.int32),
+            child=child,
         )  # fmt: skip
         self.weights(transpose=True)
         for loop, tape, bias in zip(self.loops, self.tapes, i.halt_bias.flatten().tolist(), strict=True):
@@ -272,6 +273,9 @@ class Run:
             loop.gemm, loop.zeros = self.lib.gemm[self.dtype], self.zeros.data_ptr()
             tape.attach(loop)
         self.run_forward()
+        # Results must not be held by what they hold, or they would never be freed.
+        self.held = [work, child]
+        self.mean = None if i.weight_y is None else self.mean
         # The loop goes back by N, which is theirs to change.
         return Outputs(y, h, c, self.steps.clone(), remainder)
 
