@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from pondertime.act import ACT
+from pondertime.cells import initial_state
 from pondertime.config import RunError, TrainConfig
 from pondertime.ensemble import Ensemble
-from pondertime.halting import Ponder
+from pondertime.fused.common import Grads, Inputs, Rules
+from pondertime.fused.function import make_run, prepare
 from pondertime.tasks import Batch, Task
 
 MEASURE_EVERY = 10  # iterations, or every interval if that is shorter
@@ -111,6 +113,15 @@ class Weights:
             a.copy_(saved[name])
 
 
+class Seen(NamedTuple):
+    """What a batch shows, the networks' rows beside each other."""
+
+    output: Tensor  # [T, E B, O]
+    task_loss: Tensor  # [E B]
+    steps: Tensor  # [T, E B]
+    remainder: Tensor  # [T, E B]
+
+
 class Learner:
     """A network, or E of them stacked, the optimiser and the data: makes updates and sums up what it sees."""
 
@@ -127,39 +138,68 @@ class Learner:
         self.batches = Batches(task, config.batch_size, config.seeds, worker, device)
         self.weights = weights or Weights(network, self.members)
         self.weights.attach(network)
-        self.parameters = list(network.parameters())
+        backend = network.resolve(device)
+        self.fused = backend if backend.startswith("fused") and torch.device(device).type == "cpu" else None
         self.sums = torch.zeros(self.members, len(SUMS) + config.max_steps + 1, dtype=torch.float64, device=device)
         self.failed: dict[int, int] = {}  # members of an ensemble whose loss was not finite, and when
 
-    def run(self, batch: Batch, i: int) -> tuple[Tensor, Ponder]:
-        """Outputs ``[T, E B, O]`` and ponder of a batch."""
+    def update(self, i: int) -> None:
+        """Training update i: forward, backward, Adam."""
+        config, batch = self.config, self.batches[i]
+        warm = min(1.0, (i + 1) / config.tau_warmup) if config.tau_warmup else 1.0
+        price = 0.0 if config.tau is None else config.tau * warm
         try:
-            if isinstance(self.network, Ensemble):
-                return self.network.flat(batch.input, batch.lengths)
-            output, _, ponder = self.network(batch.input, lengths=batch.lengths if self.task.steps > 1 else None)
-            return output, ponder
+            seen, gradients = (self.closed_form if self.fused else self.by_autograd)(batch, price)
         except RuntimeError as error:
             # How every backend says that the cell gave no numbers.
             if "got NaN" not in str(error):
                 raise
             raise Diverged.at(i) from None
-
-    def update(self, i: int) -> None:
-        """Training update i: forward, backward, Adam."""
-        config, batch = self.config, self.batches[i]
-        output, ponder = self.run(batch, i)
-        task_loss = loss = self.task.loss(output, batch)
-        if config.tau is not None:
-            warm = min(1.0, (i + 1) / config.tau_warmup) if config.tau_warmup else 1.0
-            loss = torch.add(task_loss, ponder.cost, alpha=config.tau * warm)
-        # The sum of the networks' mean losses: each gets its own gradient.
-        total = loss.sum() * (1 / config.batch_size)
-        gradients = torch.autograd.grad(total, self.parameters)
         gradient = torch.cat([g.reshape(self.members, -1) for g in gradients], 1)
-        self.check(i, loss.detach(), gradient)
+        self.check(i, seen.task_loss, gradient)
         self.step(gradient)
         if i % min(MEASURE_EVERY, config.log_every) == 0:
-            self.measure(batch, output.detach(), loss.detach(), task_loss.detach(), ponder)
+            self.measure(batch, seen, price)
+
+    def by_autograd(self, batch: Batch, price: float) -> tuple["Seen", Sequence[Tensor]]:
+        """What a batch shows, and the gradient of the loss, as anyone would write it."""
+        assert isinstance(self.network, ACT)
+        output, _, ponder = self.network(batch.input, lengths=batch.lengths)
+        task_loss = self.task.loss(output, batch)
+        loss = torch.add(task_loss, ponder.cost, alpha=price).sum() / self.config.batch_size
+        gradients = torch.autograd.grad(loss, list(self.network.parameters()))
+        return Seen(output.detach(), task_loss.detach(), ponder.steps, ponder.remainder.detach()), gradients
+
+    def closed_form(self, batch: Batch, price: float) -> tuple["Seen", Sequence[Tensor]]:
+        """The same by the fused path itself: autograd differentiates the task's loss by the output and no more."""
+        inputs, rules = self.prepare(batch)
+        with torch.no_grad():
+            run = make_run(inputs, rules, plain=self.fused == "fused-calls", keep=True)
+        # Of E networks [E, T, B, ..]; as one batch [T, E B, ..].
+        one = (lambda a: a.transpose(0, 1).flatten(1, 2)) if rules.stacked else (lambda a: a)
+        y = run.out.y.requires_grad_()
+        task_loss = self.task.loss(one(y), batch)
+        (d_y,) = torch.autograd.grad(task_loss.sum() / self.config.batch_size, y)
+        with torch.no_grad():
+            zeros, c = torch.zeros_like(inputs.h), None if inputs.c is None else torch.zeros_like(inputs.h)
+            d_remainder = torch.full_like(run.out.remainder, price / self.config.batch_size)
+            d = run.backward(Grads(d_y, zeros, c, d_remainder), x=False)
+        gradients = (d.weight_ih, d.weight_hh, d.bias_ih, d.bias_hh, d.halt, d.halt_bias, d.weight_y, d.bias_y)
+        seen = Seen(one(y.detach()), task_loss.detach(), one(run.out.steps), one(run.out.remainder))
+        return seen, [g for g in gradients if g is not None]
+
+    def prepare(self, batch: Batch) -> tuple[Inputs, Rules]:
+        """What the fused path needs to run a batch."""
+        lengths = batch.lengths if self.task.steps > 1 else None
+        if isinstance(self.network, Ensemble):
+            E = self.members
+            return self.network.prepare(
+                batch.input.unflatten(1, (E, -1)), None if lengths is None else lengths.view(E, -1)
+            )
+        if lengths is not None and int(lengths.min()) == self.task.steps:
+            lengths = None
+        state = initial_state(self.network.cell, self.network.spec, batch.input.shape[1])
+        return prepare(self.network, batch.input, state, lengths)
 
     def check(self, i: int, loss: Tensor, gradient: Tensor) -> None:
         """Clip each network's gradient, and stop one whose loss or gradient is not finite."""
@@ -193,23 +233,24 @@ class Learner:
             )  # fmt: skip
 
     @torch.no_grad()
-    def measure(self, batch: Batch, output: Tensor, loss: Tensor, task_loss: Tensor, ponder: Ponder) -> None:
+    def measure(self, batch: Batch, seen: Seen, price: float) -> None:
         """Add one batch to the sums of the interval."""
-        E, M, sums = self.members, self.config.max_steps, self.sums
-        by_member = ponder.steps.view(len(ponder.steps), E, -1).transpose(0, 1).flatten(1)
-        places = by_member + (M + 1) * torch.arange(E, device=by_member.device).unsqueeze(1)
+        E, M, sums, steps = self.members, self.config.max_steps, self.sums, seen.steps
+        by_member = steps.unflatten(1, (E, -1)).transpose(0, 1).flatten(1)
+        places = by_member + (M + 1) * torch.arange(E, device=steps.device).unsqueeze(1)
         counts = torch.bincount(places.flatten(), minlength=E * (M + 1)).view(E, M + 1)
         counts[:, 0] = 0
+        cost = (steps + seen.remainder).sum(0)
         columns = (
-            loss,
-            task_loss,
-            self.task.error(output, batch),
-            self.task.target_error(output, batch),
+            seen.task_loss + price * cost,
+            seen.task_loss,
+            self.task.error(seen.output, batch),
+            self.task.target_error(seen.output, batch),
             batch.mask.sum(0),
-            (ponder.steps > 0).sum(0),
-            ponder.cost,
+            (steps > 0).sum(0),
+            cost,
         )
-        sums[:, 0] += len(loss) // E
+        sums[:, 0] += self.config.batch_size
         sums[:, 1 : len(SUMS)] += torch.stack([c.to(sums.dtype).view(E, -1).sum(1) for c in columns], 1)
         sums[:, len(SUMS) :] += counts
 

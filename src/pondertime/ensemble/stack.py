@@ -56,35 +56,32 @@ class Ensemble(nn.Module):
         network.load_state_dict({name: self.weights(name)[e].detach().cpu() for name in network.state_dict()})
         return network
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Ponder]:
-        """Inputs ``[T, E, B, I]`` (or int ``[T, E, B]``), lengths ``[E, B]``; outputs ``[T, E, B, O]``."""
+    def prepare(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Inputs, Rules]:
+        """The tensors and the rules of a call."""
         net: Any = self.template[0]
         kind = kind_of(net.cell)
         if lengths is not None and int(lengths.min()) == len(x):
             lengths = None
-        zeros = self.weights("halt.weight").new_zeros(len(self), x.shape[2], net.cell.hidden_size)
-        biased = bool(net.cell.bias)
+        weights = dict(self.named_parameters())
+        zeros = weights["halt.weight"].new_zeros(len(self), x.shape[2], net.cell.hidden_size)
         inputs = Inputs(
             x.transpose(0, 1),
-            self.weights("cell.weight_ih"),
-            self.weights("cell.weight_hh"),
-            self.weights("cell.bias_ih") if biased else None,
-            self.weights("cell.bias_hh") if biased else None,
-            self.weights("halt.weight"),
-            self.weights("halt.bias"),
+            weights["cell.weight_ih"],
+            weights["cell.weight_hh"],
+            weights.get("cell.bias_ih"),
+            weights.get("cell.bias_hh"),
+            weights["halt.weight"],
+            weights["halt.bias"],
             zeros,
             zeros if kind.leaves == 2 else None,
-            None if net.output is None else self.weights("output.weight"),
-            None if net.output is None else self.weights("output.bias"),
+            weights.get("output.weight"),
+            weights.get("output.bias"),
         )
-        rules = Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, stacked=True)
-        out = fused_networks(inputs, rules, plain=self.plain)
+        return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, stacked=True)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Ponder]:
+        """Inputs ``[T, E, B, I]`` (or int ``[T, E, B]``), lengths ``[E, B]``; outputs ``[T, E, B, O]``."""
+        out = fused_networks(*self.prepare(x, lengths), plain=self.plain)
         steps, remainder = out.steps.transpose(0, 1), out.remainder.transpose(0, 1)
         rho = steps + remainder
         return out.y.transpose(0, 1), Ponder(steps, remainder, rho, rho.sum(0))
-
-    def flat(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Ponder]:
-        """The same with E and B as one axis, row e * B + j being row j of network e."""
-        E = len(self)
-        output, ponder = self(x.unflatten(1, (E, -1)), lengths.view(E, -1))
-        return output.flatten(1, 2), Ponder(*(a.flatten(-2, -1) for a in ponder))

@@ -94,16 +94,8 @@ def fused_networks(inputs: Inputs, rules: Rules, *, plain: bool = False) -> Outp
     return Outputs(*Fused.apply(rules, plain, *inputs))
 
 
-def fused(
-    net: Network,
-    x: Tensor,
-    state: State,
-    lengths: Tensor | None,
-    record: Recorder | None = None,
-    *,
-    plain: bool = False,
-) -> Result:
-    """ACT on ``x [T, B, I]`` (or int ``[T, B]``) for the cells of torch.nn on a CPU."""
+def prepare(net: Network, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Inputs, Rules]:
+    """The tensors and the rules of a call on ``x [T, B, I]`` (or int ``[T, B]``)."""
     kind, cell = kind_of(net.cell), net.cell
     if lengths is not None:
         present = torch.arange(len(x)).unsqueeze(1) < lengths
@@ -116,7 +108,20 @@ def fused(
     inside = output is not None and not hooked(output) and output.weight.dtype == h.dtype
     read_out = (output.weight, output.bias) if inside else (None, None)
     inputs = Inputs(x, cell.weight_ih, cell.weight_hh, *biases, net.halt.weight, net.halt.bias, h, c, *read_out)
-    rules = Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths)
+    return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths)
+
+
+def fused(
+    net: Network,
+    x: Tensor,
+    state: State,
+    lengths: Tensor | None,
+    record: Recorder | None = None,
+    *,
+    plain: bool = False,
+) -> Result:
+    """ACT on ``x [T, B, I]`` (or int ``[T, B]``) for the cells of torch.nn on a CPU."""
+    inputs, rules = prepare(net, x, state, lengths)
     if record is None:
         out = fused_networks(inputs, rules, plain=plain)
     else:
@@ -127,7 +132,7 @@ def fused(
             record(u.t, None)(u.n, u.rows, u.prob, u.p, u.visible)
     final = (out.h, out.c) if out.c is not None else out.h
     result = Result(out.y, final, out.steps, out.remainder)
-    return result if inside else read_out_after(net, result, padded=lengths is not None)
+    return result if inputs.weight_y is not None else read_out_after(net, result, padded=lengths is not None)
 
 
 def fused_calls(
