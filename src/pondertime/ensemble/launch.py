@@ -1,0 +1,59 @@
+"""How the kernels are called: scratch memory, sizes of tiles, precision."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pondertime.ensemble.gpu import SLOTS, measure_every, padded
+from pondertime.ensemble.rnn_kernel import train_rnn
+
+TYPES: dict[str, tuple[torch.dtype, Any, str]] = {
+    "bfloat16": (torch.bfloat16, tl.bfloat16, "ieee"),
+    "tf32": (torch.float32, tl.float32, "tf32"),
+    "float32": (torch.float32, tl.float32, "ieee"),
+}
+
+
+class RNNLaunch:
+    """Launches ``train_rnn`` for a group."""
+
+    programs = 1  # a multiprocessor
+    overhead = 3  # the cost of an update besides its cell updates, in cell updates
+
+    def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, block: int = 4096) -> None:
+        config, task = group.configs[0], group.task
+        self.group = group
+        B, H, I = config.batch_size, config.hidden_size, task.input_size
+        BP, HP, IP = padded(B), padded(H), padded(I)
+        dtype, DT, ieee = TYPES[group.precision]
+        slots, M, device = group.programs, config.max_steps, group.device
+        self.scratch = (
+            torch.empty(slots, group.stride, device=device),
+            torch.empty(slots, M, BP, HP, dtype=dtype, device=device),
+            torch.empty(slots, M, BP, HP, dtype=dtype, device=device),
+            torch.empty(slots, M, 4, BP, device=device),
+        )
+        self.queue = torch.zeros(1, dtype=torch.int32, device=device)
+        self.sizes = dict(
+            B=B, H=H, I=I, BP=BP, HP=HP, IP=IP, PS=group.stride, KP=triton.next_power_of_2(group.K), SLOTS=SLOTS,
+            DT=DT, PRECISION=ieee, FAST=group.precision == "bfloat16", BLOCK=block, STAGES=stages, num_warps=num_warps,
+        )  # fmt: skip
+
+    def launch(self, schedule: Tensor, networks: int, until: int) -> None:
+        group, config, ring = self.group, self.group.configs[0], self.group.ring
+        budgets, order, filled, taken = schedule
+        iterations, cells, stopped, closed = group._counters
+        self.queue.zero_()
+        train_rnn[(group.programs,)](
+            *group._flat, group.settings, ring.words, ring.target, group._sums, group._intervals, group._interval_at,
+            iterations, cells, stopped, closed, taken, filled, budgets, order, self.queue, *self.scratch,
+            networks, until, 1 - config.epsilon, measure_every(config), config.log_every, self.overhead, ring.size,
+            config.max_steps, group.K, **self.sizes,
+        )  # fmt: skip
+
+
+class LSTMLaunch(RNNLaunch):
+    pass
