@@ -1,6 +1,7 @@
 """Which implementation serves a call: the only file that looks."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -44,10 +45,13 @@ def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str
         return "it takes the read-out of the mean, so the read-out must be an nn.Linear"
     if cell.weight_hh.dtype != dtype:
         return f"it computes in one type, not in {cell.weight_hh.dtype} and {dtype}"
-    if device.type != "cpu":
-        return f"it runs on a CPU, not on {device.type}"
-    if dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
-        return f"it computes in float32 or float64, not in {dtype} or under autocast"
+    if device.type == "cuda" and find_spec("triton") is None:
+        return "on a GPU it needs Triton"
+    if device.type not in ("cpu", "cuda"):
+        return f"it runs on a CPU or a CUDA device, not on {device.type}"
+    types = (torch.float32, torch.float64) if device.type == "cpu" else (torch.float32,)
+    if dtype not in types or torch.is_autocast_enabled(device.type):
+        return f"on {device.type} it computes in {' or '.join(map(str, types))}, not in {dtype} or under autocast"
     if torch.compiler.is_compiling():
         return "torch.compile cannot look into it"
     return why_not_compact(device)
@@ -72,6 +76,8 @@ def resolve(net: Network, backend: str, compact: bool, device: torch.device, dty
     reason = None
     if backend != "compact":
         reason = why_not_fused(net, device, dtype)
+        if backend == "fused-calls" and device.type == "cuda":
+            reason = "its plain calls are made for a CPU"
         if reason is None:
             return "fused" if backend == "auto" else backend
     if backend in ("auto", "compact"):

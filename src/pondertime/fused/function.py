@@ -17,8 +17,12 @@ from pondertime.reference import Recorder, Result, read_out_after
 _rows: dict[tuple[int, ...], int] = {}
 
 
-def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: bool = False) -> native.Run | calls.Run:
-    """Run E networks forward with the C loop, or with plain calls where there is none."""
+def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: bool = False) -> Any:
+    """Run E networks forward: on a GPU with Triton, else with the C loop, or with plain calls where there is none."""
+    if inputs.h.is_cuda:
+        from pondertime.fused import triton_run
+
+        return triton_run.Run(inputs, rules, keep=keep, seen=seen)
     lib = native.library()
     if plain or isinstance(lib, str):
         return calls.Run(inputs, rules, keep=keep, seen=seen)
@@ -91,10 +95,11 @@ def fused(
     *,
     plain: bool = False,
 ) -> Result:
-    """ACT on ``x [T, B, I]`` (or int ``[T, B]``) for the cells of torch.nn on a CPU."""
+    """ACT on ``x [T, B, I]`` (or int ``[T, B]``) for the cells of torch.nn, on a CPU or a GPU."""
     kind, cell = kind_of(net.cell), net.cell
     if lengths is not None:
-        present = torch.arange(len(x)).unsqueeze(1) < lengths
+        lengths = lengths.to(x.device)
+        present = torch.arange(len(x), device=x.device).unsqueeze(1) < lengths
         x = torch.where(present.unsqueeze(-1) if x.is_floating_point() else present, x, torch.zeros_like(x))
         lengths = lengths.unsqueeze(0)
     biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
