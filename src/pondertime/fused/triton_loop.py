@@ -276,6 +276,25 @@ def state_of(gates, prev, prev_c, slot, j, ok, H, CELL: tl.constexpr, SLOTS: tl.
     return a0, a1, a2, a3, s0, s, c
 
 
+@triton.jit
+def clear_slots(prev, gates, u, longest, capacity, e, rg, groups, g, j, H, SLOTS: tl.constexpr, BR: tl.constexpr,
+                BU: tl.constexpr):  # fmt: skip
+    """Zeros for the units j in the slots of a row group that hold no update."""
+    r = tl.arange(0, BR)
+    for empty in range(u, longest):
+        slot = ((e * capacity + empty).to(tl.int64) * groups + rg) * BR + r
+        ok = (r >= 0)[:, None] & (j < H)[None, :]
+        zero = tl.zeros([BR, BU], tl.float32)
+        tl.store(prev + slot[:, None] * (H + EXTRA) + j[None, :], zero, mask=ok)
+        to = gates + slot[:, None] * (SLOTS * H + EXTRA) + j[None, :]
+        for k in tl.static_range(SLOTS):
+            tl.store(to + k * H, zero, mask=ok)
+        if g == 0:
+            tl.store(prev + slot * (H + EXTRA) + H, tl.zeros([BR], tl.float32))
+            tl.store(prev + slot * (H + EXTRA) + H + 1, tl.zeros([BR], tl.float32))
+            tl.store(gates + slot * (SLOTS * H + EXTRA) + SLOTS * H, tl.zeros([BR], tl.float32))
+
+
 @triton.jit(do_not_specialize=["T", "capacity", "longest"])
 def backward_kernel(
     weight, halt, d_mean, d_h, d_c, d_remainder, d_xw, steps, prev, prev_c, gates, prob, weights, dots, direct,
@@ -302,20 +321,9 @@ def backward_kernel(
     u = tl.load(used + e * groups + rg)
     target = 0
 
-    for empty in range(u, longest):
-        slot = ((e * capacity + empty).to(tl.int64) * groups + rg) * BR + r
-        for b in range(NB):
-            j = (b * CG + g) * BU + tl.arange(0, BU)
-            ok = (r >= 0)[:, None] & (j < H)[None, :]
-            zero = tl.zeros([BR, BU], tl.float32)
-            tl.store(prev + slot[:, None] * (H + EXTRA) + j[None, :], zero, mask=ok)
-            to = gates + slot[:, None] * (SLOTS * H + EXTRA) + j[None, :]
-            for k in tl.static_range(SLOTS):
-                tl.store(to + k * H, zero, mask=ok)
-        if g == 0:
-            tl.store(prev + slot * (H + EXTRA) + H, tl.zeros([BR], tl.float32))
-            tl.store(prev + slot * (H + EXTRA) + H + 1, tl.zeros([BR], tl.float32))
-            tl.store(gates + slot * (SLOTS * H + EXTRA) + SLOTS * H, tl.zeros([BR], tl.float32))
+    for b in range(NB):
+        j = (b * CG + g) * BU + tl.arange(0, BU)
+        clear_slots(prev, gates, u, longest, capacity, e, rg, groups, g, j, H, SLOTS, BR, BU)
 
     for back in range(T):
         t = T - 1 - back

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pondertime.fused.common import GRU, KINDS, LSTM, Inputs, Outputs, Rules, Sums, Update, project
 from pondertime.fused.triton_loop import EXTRA, backward_kernel, forward_kernel
+from pondertime.fused.triton_resident import resident_backward, resident_forward
 
 # Updates of a row group that calls of a shape needed last time.
 _updates: dict[tuple[Any, ...], int] = {}
@@ -20,7 +21,10 @@ EXTRAS = EXTRA.value
 
 @dataclass(frozen=True)
 class Blocks:
-    """How the work is cut: BR rows, BU units and BK numbers of a product at a time, CG programs a row group."""
+    """How the work is cut: BR rows, BU units and BK numbers of a product at a time, CG programs a row group.
+
+    KS: parts of a product whose weights stay in registers; 0: they are read at every update.
+    """
 
     BR: int
     BU: int
@@ -28,6 +32,7 @@ class Blocks:
     CG: int
     warps: int = 4
     stages: int = 3
+    KS: int = 0
 
 
 @functools.cache
@@ -89,12 +94,15 @@ class Run:
     def meta(self) -> dict[str, Any]:
         """What both kernels are made for."""
         k, kind, H = self.blocks, self.rules.kind, self.H
-        return dict(
+        made: dict[str, Any] = dict(
             CELL=KINDS.index(kind), GATES=kind.gates, SLOTS=kind.slots, FORCED=self.rules.force_steps is not None,
-            BR=k.BR, BU=k.BU, BK=k.BK, NB=triton.cdiv(triton.cdiv(H, k.BU), k.CG), CG=k.CG,
-            CGP=triton.next_power_of_2(k.CG), PREC=self.prec, num_warps=k.warps, num_stages=k.stages,
-            **({"launch_cooperative_grid": True} if k.CG > 1 else {}),
+            BR=k.BR, BU=k.BU, CG=k.CG, CGP=triton.next_power_of_2(k.CG), num_warps=k.warps, num_stages=k.stages,
         )  # fmt: skip
+        if k.CG > 1:
+            made["launch_cooperative_grid"] = True
+        if k.KS:
+            return made | dict(KS=k.KS, KB=k.BK, EXACT=self.prec != "tf32")
+        return made | dict(BK=k.BK, NB=triton.cdiv(triton.cdiv(H, k.BU), k.CG), PREC=self.prec)
 
     def forward(self) -> Outputs:
         i, rules, E, T, B, H = self.inputs, self.rules, self.E, self.T, self.B, self.H
@@ -114,11 +122,13 @@ class Run:
         self.used = counts[0]
         flag = i.weight_ih[:, :, -1]
         lengths = None if rules.lengths is None else rules.lengths.to(self.device)
-        forward_kernel[k.CG, self.groups, E](
+        private = [self.new(E, 4, B, H)]
+        if not k.KS:
+            private.append(self.new(E, 3, B, H) if kind is LSTM else None)
+        (resident_forward if k.KS else forward_kernel)[k.CG, self.groups, E](
             xw, flag, flag.stride(1), flag.stride(0), i.weight_hh.contiguous(), bias_n, i.halt.contiguous(),
             i.halt_bias, lengths, i.h.contiguous(), None if i.c is None else i.c.contiguous(),
-            mean, h, c, steps_out, remainder, self.new(E, 4, B, H), self.new(E, 3, B, H) if kind is LSTM else None,
-            self.steps, self.prev, self.prev_c, self.gates, self.prob, self.p,
+            mean, h, c, steps_out, remainder, *private, self.steps, self.prev, self.prev_c, self.gates, self.prob, self.p,
             self.new(E, self.groups, 2, k.CG, k.BR), self.used, counts[1],
             T, B, H, self.X, self.limit, 1 - rules.epsilon, self.capacity,
             RAGGED=lengths is not None, KEEP=self.keep, **self.meta(),
@@ -162,11 +172,15 @@ class Run:
         d_c = None if d_c is None else d_c.clone(memory_format=torch.contiguous_format)
         d_xw = self.new(E, self.T, B, self.X)
         counters = torch.zeros(E * self.groups, dtype=torch.int32, device=self.device)
-        backward_kernel[k.CG, self.groups, E](
+        private = [self.new(E, self.capacity, self.groups, k.CG, k.BR)]
+        sizes = [self.T, B, H, self.X]
+        if not k.KS:
+            private.append(self.new(E, B, H) if kind.slots > 1 else None)
+            sizes.append(kind.gates * H)
+        (resident_backward if k.KS else backward_kernel)[k.CG, self.groups, E](
             i.weight_hh.contiguous(), i.halt.contiguous(), d_mean.contiguous(), d_h, d_c, d_remainder.contiguous(),
-            d_xw, self.steps, self.prev, self.prev_c, self.gates, self.prob, self.p,
-            self.new(E, self.capacity, self.groups, k.CG, k.BR), self.new(E, B, H) if kind.slots > 1 else None,
-            self.used, counters, self.T, B, H, self.X, kind.gates * H, self.capacity, longest, **self.meta(),
+            d_xw, self.steps, self.prev, self.prev_c, self.gates, self.prob, self.p, *private,
+            self.used, counters, *sizes, self.capacity, longest, **self.meta(),
         )  # fmt: skip
         rows = longest * self.groups * k.BR
         prev, gates = (a.view(E, -1, a.shape[1])[:, :rows] for a in (self.prev, self.gates))
