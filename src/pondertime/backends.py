@@ -1,5 +1,6 @@
 """Which implementation serves a call: the only file that looks."""
 
+import functools
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -32,6 +33,11 @@ def check_backend(backend: str, compact: bool) -> None:
         raise ValueError("backend 'compact' drops halted rows, but compact=False asks to keep the batch whole")
 
 
+@functools.cache
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
 def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the fused path cannot serve a call, None if it can."""
     cell, spec, halt = net.cell, net.spec, net.halt
@@ -45,7 +51,7 @@ def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str
         return "it takes the read-out of the mean, so the read-out must be an nn.Linear"
     if cell.weight_hh.dtype != dtype:
         return f"it computes in one type, not in {cell.weight_hh.dtype} and {dtype}"
-    if device.type == "cuda" and find_spec("triton") is None:
+    if device.type == "cuda" and not has_triton():
         return "on a GPU it needs Triton"
     if device.type not in ("cpu", "cuda"):
         return f"it runs on a CPU or a CUDA device, not on {device.type}"

@@ -83,7 +83,7 @@ def row_sums(parts, CG, BR: tl.constexpr, CGP: tl.constexpr):
 def forward_kernel(
     xw, flag, flag_stride, flag_size, weight, bias_n, halt, halt_bias, lengths, h_in, c_in,
     mean, h_out, c_out, steps_out, remainder, states, cells, steps, prev, prev_c, gates, prob, weights, parts,
-    used, counters,
+    used, report, counters,
     T, B, H, X, limit, threshold, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr,
     FORCED: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, BK: tl.constexpr, NB: tl.constexpr,
@@ -254,6 +254,7 @@ def forward_kernel(
         wait_for_all(counter, target, CG)
     if g == 0:
         tl.store(used + e * groups + rg, u)
+        tl.store(report + e * groups + rg, u)
 
 
 @triton.jit

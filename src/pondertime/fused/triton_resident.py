@@ -56,7 +56,7 @@ def take_weight(at, inside, EXACT: tl.constexpr):
 def resident_forward(
     xw, flag, flag_stride, flag_size, weight, bias_n, halt, halt_bias, lengths, h_in, c_in,
     mean_out, h_out, c_out, steps_out, remainder, states, steps, prev, prev_c, gates, prob, weights, parts,
-    used, counters,
+    used, report, counters,
     T, B, H, X, limit, threshold, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr,
     FORCED: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, KS: tl.constexpr, KB: tl.constexpr, CG: tl.constexpr,
@@ -227,6 +227,7 @@ def resident_forward(
         tl.store(c_out + e * plane + own, c_t, mask=ok)
     if g == 0:
         tl.store(used + e * groups + rg, u)
+        tl.store(report + e * groups + rg, u)
 
 
 @triton.jit(do_not_specialize=["T", "capacity", "longest"])

@@ -14,6 +14,10 @@ from pondertime.fused.triton_resident import resident_backward, resident_forward
 
 # Updates of a row group that calls of a shape needed last time.
 _updates: dict[tuple[Any, ...], int] = {}
+# Bytes of a multiprocessor's shared memory that weights and states may take.
+SHARED = 200 * 1024
+# Kernels by what they were built for.
+_built: dict[tuple[Any, ...], Any] = {}
 # A tape of no more bytes than this has room for the largest number of updates.
 SMALL_TAPE = 2**27
 EXTRAS = EXTRA.value
@@ -40,12 +44,18 @@ def multiprocessors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
-def blocks_for(device: torch.device, E: int, B: int, H: int) -> Blocks:
+@functools.cache
+def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int) -> Blocks:
     """Enough programs to fill the device, all of them resident at once where they wait for each other."""
     if device.type != "cuda":
         return Blocks(16, 16, 32, 1)
-    BR = 16
+    BR, HP = 16, max(16, triton.next_power_of_2(H))
     room = max(1, multiprocessors(device.index or 0) // (E * triton.cdiv(B, BR)))
+    for BU in (32 if gates == 1 else 16, 8 if HP > 128 else 32, 64, 128):
+        CG = triton.cdiv(H, BU)
+        if CG <= room and 4 * HP * (2 * BU * gates + 2 * BR) <= SHARED:
+            KS = min(8, HP // 16)
+            return Blocks(BR, BU, HP // KS, CG, warps=8, KS=KS)
     CG = min(room, triton.cdiv(H, 16))
     return Blocks(BR, 16, 64, CG)
 
@@ -70,7 +80,7 @@ class Run:
         self.inputs, self.rules, self.keep = inputs, rules, keep or seen
         self.E, self.T, self.B, self.H = *inputs.x.shape[:3], inputs.h.shape[2]
         self.device = inputs.h.device
-        self.blocks = blocks or blocks_for(self.device, self.E, self.B, self.H)
+        self.blocks = blocks or blocks_for(self.device, self.E, self.B, self.H, rules.kind.gates)
         self.groups = triton.cdiv(self.B, self.blocks.BR)
         self.limit = min(rules.force_steps or rules.max_steps, 2**31 - 1)
         self.prec = prec or precision()
@@ -91,18 +101,31 @@ class Run:
     def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(*shape, dtype=dtype, device=self.device)
 
-    def meta(self) -> dict[str, Any]:
-        """What both kernels are made for."""
-        k, kind, H = self.blocks, self.rules.kind, self.H
-        made: dict[str, Any] = dict(
-            CELL=KINDS.index(kind), GATES=kind.gates, SLOTS=kind.slots, FORCED=self.rules.force_steps is not None,
-            BR=k.BR, BU=k.BU, CG=k.CG, CGP=triton.next_power_of_2(k.CG), num_warps=k.warps, num_stages=k.stages,
-        )  # fmt: skip
-        if k.CG > 1:
-            made["launch_cooperative_grid"] = True
+    def meta(self, **options: Any) -> dict[str, Any]:
+        """What both kernels are made for, in the order of their parameters."""
+        k, kind = self.blocks, self.rules.kind
+        made: dict[str, Any] = dict(CELL=KINDS.index(kind), GATES=kind.gates, SLOTS=kind.slots, **options)
+        made |= dict(FORCED=self.rules.force_steps is not None, BR=k.BR, BU=k.BU)
+        size = dict(CG=k.CG, CGP=triton.next_power_of_2(k.CG))
         if k.KS:
-            return made | dict(KS=k.KS, KB=k.BK, EXACT=self.prec != "tf32")
-        return made | dict(BK=k.BK, NB=triton.cdiv(triton.cdiv(H, k.BU), k.CG), PREC=self.prec)
+            return made | dict(KS=k.KS, KB=k.BK) | size | dict(EXACT=self.prec != "tf32")
+        return made | dict(BK=k.BK, NB=triton.cdiv(triton.cdiv(self.H, k.BU), k.CG)) | size | dict(PREC=self.prec)
+
+    def launch(self, kernel: Any, options: dict[str, Any], users: tuple[Tensor | None, ...], *args: Any) -> None:
+        """Start a kernel. A kernel that was built before for the same numbers is started without Triton's look at
+        every argument; what it was built for includes how the users' tensors are aligned."""
+        k, grid = self.blocks, (self.blocks.CG, self.groups, self.E)
+        aligned = tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
+        key = (kernel, self.shape, self.X, self.prec, self.rules.force_steps, self.device, aligned, *options.values())
+        if key in _built:
+            built, constants = _built[key]
+            built[grid](*args, *constants)
+            return
+        meta = self.meta(**options)
+        launcher = {"launch_cooperative_grid": True} if k.CG > 1 else {}
+        built = kernel[grid](*args, **meta, num_warps=k.warps, num_stages=k.stages, **launcher)
+        if built is not None:  # the interpreter builds nothing
+            _built[key] = built, tuple(meta.values())
 
     def forward(self) -> Outputs:
         i, rules, E, T, B, H = self.inputs, self.rules, self.E, self.T, self.B, self.H
@@ -118,34 +141,34 @@ class Run:
         self.prev, self.gates = self.new(rows, H + EXTRAS), self.new(rows, kind.slots * H + EXTRAS)
         self.prev_c = self.new(rows if kind is LSTM else 0, H)
         self.prob, self.p = self.new(rows), self.new(rows)
-        counts = torch.zeros(2, E * self.groups, dtype=torch.int32, device=self.device)
-        self.used = counts[0]
+        self.counts = torch.zeros(3, E * self.groups, dtype=torch.int32, device=self.device)
+        self.used = self.counts[0]
+        # A kernel writes to the host's memory by itself, and nobody waits for it yet.
+        cuda = self.device.type == "cuda"
+        self.seen_used = torch.empty(self.used.shape, dtype=torch.int32, pin_memory=cuda) if self.keep else self.used
         flag = i.weight_ih[:, :, -1]
         lengths = None if rules.lengths is None else rules.lengths.to(self.device)
         private = [self.new(E, 4, B, H)]
         if not k.KS:
             private.append(self.new(E, 3, B, H) if kind is LSTM else None)
-        (resident_forward if k.KS else forward_kernel)[k.CG, self.groups, E](
-            xw, flag, flag.stride(1), flag.stride(0), i.weight_hh.contiguous(), bias_n, i.halt.contiguous(),
-            i.halt_bias, lengths, i.h.contiguous(), None if i.c is None else i.c.contiguous(),
-            mean, h, c, steps_out, remainder, *private, self.steps, self.prev, self.prev_c, self.gates, self.prob, self.p,
-            self.new(E, self.groups, 2, k.CG, k.BR), self.used, counts[1],
-            T, B, H, self.X, self.limit, 1 - rules.epsilon, self.capacity,
-            RAGGED=lengths is not None, KEEP=self.keep, **self.meta(),
+        users = (
+            flag, i.weight_hh.contiguous(), bias_n, i.halt.contiguous(), i.halt_bias, lengths, i.h.contiguous(),
+            None if i.c is None else i.c.contiguous(),
         )  # fmt: skip
-        if self.keep:
-            self.look()
-        return Outputs(mean, h, c, steps_out, remainder)
-
-    def look(self) -> None:
-        """Begin to copy the numbers of updates to the host; nobody waits for it yet."""
+        self.launch(
+            resident_forward if k.KS else forward_kernel,
+            {"RAGGED": lengths is not None, "KEEP": self.keep},
+            users,
+            xw, flag, flag.stride(1), flag.stride(0), *users[1:], mean, h, c, steps_out, remainder, *private,
+            self.steps, self.prev, self.prev_c, self.gates, self.prob, self.p,
+            self.new(E, self.groups, 2, k.CG, k.BR), self.used, self.seen_used, self.counts[1],
+            T, B, H, self.X, self.limit, 1 - rules.epsilon, self.capacity,
+        )  # fmt: skip
         self.event = None
-        self.seen_used = self.used
-        if self.device.type == "cuda":
-            self.seen_used = torch.empty(self.used.shape, dtype=torch.int32, pin_memory=True)
-            self.seen_used.copy_(self.used, non_blocking=True)
+        if self.keep and cuda:
             self.event = torch.cuda.Event()
             self.event.record()
+        return Outputs(mean, h, c, steps_out, remainder)
 
     @property
     def rows(self) -> int:
@@ -171,16 +194,16 @@ class Run:
         d_h = d_h.clone(memory_format=torch.contiguous_format)
         d_c = None if d_c is None else d_c.clone(memory_format=torch.contiguous_format)
         d_xw = self.new(E, self.T, B, self.X)
-        counters = torch.zeros(E * self.groups, dtype=torch.int32, device=self.device)
         private = [self.new(E, self.capacity, self.groups, k.CG, k.BR)]
         sizes = [self.T, B, H, self.X]
         if not k.KS:
             private.append(self.new(E, B, H) if kind.slots > 1 else None)
             sizes.append(kind.gates * H)
-        (resident_backward if k.KS else backward_kernel)[k.CG, self.groups, E](
-            i.weight_hh.contiguous(), i.halt.contiguous(), d_mean.contiguous(), d_h, d_c, d_remainder.contiguous(),
+        users = (i.weight_hh.contiguous(), i.halt.contiguous(), d_mean.contiguous(), d_h, d_c, d_remainder.contiguous())
+        self.launch(
+            resident_backward if k.KS else backward_kernel, {}, users, *users,
             d_xw, self.steps, self.prev, self.prev_c, self.gates, self.prob, self.p, *private,
-            self.used, counters, *sizes, self.capacity, longest, **self.meta(),
+            self.used, self.counts[2], *sizes, self.capacity, longest,
         )  # fmt: skip
         rows = longest * self.groups * k.BR
         prev, gates = (a.view(E, -1, a.shape[1])[:, :rows] for a in (self.prev, self.gates))
