@@ -5,6 +5,7 @@ proportion to the work it has left, the longest first, so that nobody waits and 
 computes does not depend on its budgets.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class GpuGroup:
             raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
         self.configs, self.task, self.device, self.quantum = configs, task, torch.device(device), quantum
         self.precision = precision
+        self.timed, self.seconds = False, 0.0  # of launches, where they are timed
         E, config = len(configs), configs[0]
         self.iterations, self.stopped = [0] * E, [False] * E
         self.cost = [5.0] * E  # of an update, in cell updates
@@ -73,7 +75,8 @@ class GpuGroup:
         kernel = kernels()[task.cell]
         self.per_chunk = per_chunk or 1024
         self.ring = Ring(configs, task, device, signed=task.cell == "rnn", per_chunk=self.per_chunk)
-        self.programs = min(E, multiprocessors(self.device) * kernel.programs)
+        self.processors = multiprocessors(self.device)
+        self.programs = min(E, self.processors * kernel.programs)
         self.kernel = kernel(self, **options)
 
     def _tensor(self, values: Any, dtype: torch.dtype) -> Tensor:
@@ -82,27 +85,40 @@ class GpuGroup:
     def _take_weights(self, states: list[dict[str, Tensor]]) -> None:
         """Lay the networks' weights out as flat rows."""
         self.shapes = {name: value.shape for name, value in states[0].items()}
-        self.parameters = sum(shape.numel() for shape in self.shapes.values())
-        self.stride = -(-self.parameters // 32) * 32
-        shape = 3, len(states), self.stride
-        self._flat = torch.zeros(shape, device=self.device)
-        rows = torch.stack([torch.cat([value.flatten() for value in state.values()]) for state in states])
-        self._flat[0, :, : self.parameters] = rows.to(self.device)
+        # The rows of weight_ih start at multiples of four.
+        self.pads = {name: -shape[-1] % 4 if name == "cell.weight_ih" else 0 for name, shape in self.shapes.items()}
+        sizes = [shape.numel() + self.pads[k] * shape[0] for k, shape in self.shapes.items()]
+        self.offsets = [sum(sizes[:k]) for k in range(len(sizes))]
+        self.stride = -(-sum(sizes) // 32) * 32
+        self._flat = torch.zeros(3, len(states), self.stride, device=self.device)
+        for name, view in self._views(self._flat[0]).items():
+            view.copy_(torch.stack([state[name] for state in states]))
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
-        sizes = [shape.numel() for shape in self.shapes.values()]
-        parts = flat[:, : self.parameters].split(sizes, 1)
-        return {k: part.unflatten(1, self.shapes[k]) for k, part in zip(self.shapes, parts, strict=True)}
+        """The parameters in flat rows, by name, ``[E, ...]``."""
+        views = {}
+        for (name, shape), start in zip(self.shapes.items(), self.offsets, strict=True):
+            *rows, last = shape
+            wide = torch.Size([*rows, last + self.pads[name]])
+            views[name] = flat[:, start : start + wide.numel()].unflatten(1, wide)[..., :last]
+        return views
 
     def advance(self, until: int) -> None:
         """One launch of progress towards ``until`` updates of each network."""
         if not self.behind(until):
             return
         self.ring.refill(self.iterations, until)
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.timed else []
+        for event in events[:1]:
+            event.record()
         self._launch(until)
+        for event in events[1:]:
+            event.record()
         # While the device computes: draw what can be drawn already.
         self.ring.refill(self.iterations, until + self.ring.size)
         self._read()
+        if events:
+            self.seconds += events[0].elapsed_time(events[1]) / 1000
 
     def run(self, until: int) -> None:
         """Launches until every network that has not stopped has made ``until`` updates or closed all its slots."""
@@ -194,8 +210,6 @@ class GpuGroup:
 
 def settings(config: TrainConfig) -> list[float]:
     """A network's row of settings, see ``kernel_parts``."""
-    import math
-
     force = config.force_steps or 0
     log_beta2 = math.log(config.beta2) if config.beta2 else -math.inf
     return [

@@ -1,11 +1,14 @@
 """What the kernels that train whole networks share: settings, packed inputs, Adam, metrics.
 
 A network's row of ``settings`` (float64): tau, learning rate, log beta2, beta2, clip (0: none), warm-up of tau,
-force_steps (0: none), limit of updates a step. Its parameters are one flat row, in the order of the state dict.
+force_steps (0: none), limit of updates a step. Its parameters are one flat row, in the order of the state dict, the rows
+of ``weight_ih`` padded to a multiple of four.
 """
 
 import triton
 import triton.language as tl
+
+from pondertime.fused.triton_math import sigmoid, tanh
 
 SETTINGS = tl.constexpr(8)
 # The sums of an interval that stand before the histogram of N, as in ``pondertime.learner``.
@@ -14,17 +17,21 @@ LOG_BETA1 = tl.constexpr(-0.10536051565782628)
 
 
 @triton.jit
-def unpack(words, row, i, on, WORDS: tl.constexpr, SIGNED: tl.constexpr):
-    """Inputs in {0, 1}, or {-1, 0, 1} where SIGNED, of packed rows: ``[rows, i]``.
+def unpack(words, row, on, I: tl.constexpr, R: tl.constexpr, IP: tl.constexpr, SIGNED: tl.constexpr):
+    """Inputs in {0, 1}, or {-1, 0, 1} where SIGNED, of R packed rows: ``[R, IP]``, 0 where a row is not on.
 
-    A row is WORDS integers, bit i % 32 of number i // 32 set where input i is 1; then as many for -1.
+    A row is I / 32 integers, bit i % 32 of number i // 32 set where input i is 1; then as many for -1.
     """
+    WORDS: tl.constexpr = (I + 31) // 32
     stride = WORDS * 2 if SIGNED else WORDS
-    at = words + row[:, None] * stride + (i // 32)[None, :]
-    x = (tl.load(at, mask=on, other=0) >> (i % 32)[None, :]) & 1
+    number = tl.arange(0, IP // 32)
+    bit = tl.arange(0, 32)
+    at = words + row[:, None] * stride + number[None, :]
+    mask = on[:, None] & (number < WORDS)[None, :]
+    x = (tl.load(at, mask=mask, other=0)[:, :, None] >> bit[None, None, :]) & 1
     if SIGNED:
-        x -= (tl.load(at + WORDS, mask=on, other=0) >> (i % 32)[None, :]) & 1
-    return x.to(tl.float32)
+        x -= (tl.load(at + WORDS, mask=mask, other=0)[:, :, None] >> bit[None, None, :]) & 1
+    return tl.reshape(x, [R, IP]).to(tl.float32)
 
 
 @triton.jit
@@ -55,13 +62,30 @@ def is_finite(x):
 
 
 @triton.jit
+def quick_tanh(x, FAST: tl.constexpr):
+    """tanh, or the processor's own, good to 2^-11, which is finer than a bfloat16."""
+    if FAST:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    else:
+        return tanh(x)
+
+
+@triton.jit
+def quick_sigmoid(x, FAST: tl.constexpr):
+    if FAST:
+        return 0.5 + 0.5 * quick_tanh(0.5 * x, FAST)
+    else:
+        return sigmoid(x)
+
+
+@triton.jit
 def logistic_loss(y, target):
     """The binary cross-entropy of a logit, in nats."""
     return tl.maximum(y, 0.0) - y * target + tl.log(1 + tl.exp(-tl.abs(y)))
 
 
 @triton.jit
-def adam(params, m1, m2, grads, i, squares, settings, P: tl.constexpr, BLOCK: tl.constexpr):
+def adam(weights, m1, m2, grads, i, squares, settings, P: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Update i of a flat row of parameters, its gradient clipped to a norm first. squares: of the gradient."""
     rate = tl.load(settings + 1)
     log_beta2 = tl.load(settings + 2)
@@ -71,18 +95,18 @@ def adam(params, m1, m2, grads, i, squares, settings, P: tl.constexpr, BLOCK: tl
     t = (i + 1).to(tl.float64)
     step = (rate / (1 - tl.exp(t * LOG_BETA1))).to(tl.float32)
     root = tl.sqrt((1 - tl.exp(t * log_beta2)).to(tl.float32))
-    for start in range(0, P, BLOCK):
+    for start in tl.range(0, P, BLOCK, num_stages=STAGES):
         at = start + tl.arange(0, BLOCK)
         on = at < P
         g = tl.load(grads + at, mask=on, other=0.0) * scale
         m = tl.load(m1 + at, mask=on, other=0.0)
         v = tl.load(m2 + at, mask=on, other=0.0)
-        w = tl.load(params + at, mask=on, other=0.0)
+        w = tl.load(weights + at, mask=on, other=0.0)
         m += (g - m) * 0.1
         v = v * beta2 + g * g * (1 - beta2)
         tl.store(m1 + at, m, mask=on)
         tl.store(m2 + at, v, mask=on)
-        tl.store(params + at, w - step * m / (tl.sqrt(v) / root + 1e-8), mask=on)
+        tl.store(weights + at, w - step * m / (tl.sqrt(v) / root + 1e-8), mask=on)
 
 
 @triton.jit

@@ -8,6 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from pondertime.ensemble.gpu import SLOTS, measure_every, padded
+from pondertime.ensemble.lstm_kernel import train_lstm
+from pondertime.ensemble.ring import CHUNKS
 from pondertime.ensemble.rnn_kernel import train_rnn
 
 TYPES: dict[str, tuple[torch.dtype, Any, str]] = {
@@ -23,11 +25,12 @@ class RNNLaunch:
     programs = 1  # a multiprocessor
     overhead = 3  # the cost of an update besides its cell updates, in cell updates
 
-    def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, block: int = 4096) -> None:
+    def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, back: int = 2, adam: int = 2,
+                 block: int = 4096) -> None:  # fmt: skip
         config, task = group.configs[0], group.task
         self.group = group
         B, H, I = config.batch_size, config.hidden_size, task.input_size
-        BP, HP, IP = padded(B), padded(H), padded(I)
+        BP, HP, IP = padded(B), padded(H), max(32, padded(I))
         dtype, DT, ieee = TYPES[group.precision]
         slots, M, device = group.programs, config.max_steps, group.device
         self.scratch = (
@@ -39,7 +42,8 @@ class RNNLaunch:
         self.queue = torch.zeros(1, dtype=torch.int32, device=device)
         self.sizes = dict(
             B=B, H=H, I=I, BP=BP, HP=HP, IP=IP, PS=group.stride, KP=triton.next_power_of_2(group.K), SLOTS=SLOTS,
-            DT=DT, PRECISION=ieee, FAST=group.precision == "bfloat16", BLOCK=block, STAGES=stages, num_warps=num_warps,
+            DT=DT, PRECISION=ieee, FAST=group.precision == "bfloat16", BLOCK=block, STAGES=stages, BACK=back, ADAM=adam,
+            num_warps=num_warps,
         )  # fmt: skip
 
     def launch(self, schedule: Tensor, networks: int, until: int) -> None:
@@ -55,5 +59,46 @@ class RNNLaunch:
         )  # fmt: skip
 
 
-class LSTMLaunch(RNNLaunch):
-    pass
+class LSTMLaunch:
+    """Launches ``train_lstm`` for a group."""
+
+    programs = 1
+    overhead = 20
+
+    def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, back: int = 2, adam: int = 2,
+                 block: int = 4096, rows: int = 64) -> None:  # fmt: skip
+        config, task = group.configs[0], group.task
+        self.group = group
+        T, B, H, I = task.steps, config.batch_size, config.hidden_size, task.input_size
+        # Two more inputs: the flag, and a constant whose weight is the bias.
+        BP, HP, IP = padded(B), padded(H), max(32, padded(I + 2))
+        dtype, DT, ieee = TYPES[group.precision]
+        slots, C, device = group.programs, T * config.max_steps, group.device
+        self.max_cells = C
+        self.scratch = (
+            torch.empty(slots, group.stride, device=device),
+            torch.empty(slots, C, BP, HP, dtype=dtype, device=device),
+            torch.empty(slots, C, BP, HP, device=device),
+            torch.empty(slots, C, 4, BP, HP, dtype=dtype, device=device),
+            torch.empty(slots, T, 4, BP, HP, device=device),
+            torch.empty(slots, C, 2, BP, device=device),
+            torch.empty(slots, T, 4, BP, device=device),
+        )
+        self.queue = torch.zeros(1, dtype=torch.int32, device=device)
+        self.sizes = dict(
+            T=T, B=B, H=H, I=I, BP=BP, HP=HP, IP=IP, PS=group.stride, KP=triton.next_power_of_2(group.K), SLOTS=SLOTS,
+            DT=DT, PRECISION=ieee, FAST=group.precision == "bfloat16", BLOCK=block, STAGES=stages, KB=rows, BACK=back,
+            ADAM=adam, num_warps=num_warps,
+        )  # fmt: skip
+
+    def launch(self, schedule: Tensor, networks: int, until: int) -> None:
+        group, config, ring = self.group, self.group.configs[0], self.group.ring
+        budgets, order, filled, taken = schedule
+        iterations, cells, stopped, closed = group._counters
+        self.queue.zero_()
+        train_lstm[(group.programs,)](
+            *group._flat, group.settings, ring.words, ring.target, ring.lengths, group._sums, group._intervals,
+            group._interval_at, iterations, cells, stopped, closed, taken, filled, budgets, order, self.queue,
+            *self.scratch, networks, until, 1 - config.epsilon, measure_every(config), config.log_every, self.overhead,
+            ring.per_chunk, CHUNKS, self.max_cells, group.K, **self.sizes,
+        )  # fmt: skip

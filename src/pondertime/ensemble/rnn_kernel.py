@@ -21,18 +21,10 @@ from pondertime.ensemble.kernel_parts import (
     logistic_loss,
     may_go_on,
     measure,
+    quick_tanh,
     unpack,
 )
-from pondertime.fused.triton_math import sigmoid, tanh
-
-
-@triton.jit
-def activate(a, FAST: tl.constexpr):
-    """tanh, or the processor's own, good to 2^-11, which is finer than a bfloat16."""
-    if FAST:
-        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [a], tl.float32, True, 1)
-    else:
-        return tanh(a)
+from pondertime.fused.triton_math import sigmoid
 
 
 @triton.jit
@@ -80,14 +72,15 @@ def row_of(tile, k: tl.constexpr):
 
 @triton.jit
 def update(
-    params, m1, m2, settings, words, targets, sums, grads, states, deltas, tapes, i, threshold, measure_every,
+    weights, m1, m2, settings, words, targets, sums, grads, states, deltas, tapes, i, threshold, measure_every,
     B: tl.constexpr, H: tl.constexpr, I: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IP: tl.constexpr,
     DT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    BACK: tl.constexpr, ADAM: tl.constexpr,
 ):  # fmt: skip
     """Training update i; returns its number of cell updates and whether the loss is finite."""
-    WORDS: tl.constexpr = (I + 31) // 32
+    IS: tl.constexpr = (I + 4) // 4 * 4
     W_X: tl.constexpr = 0
-    W_H: tl.constexpr = H * (I + 1)
+    W_H: tl.constexpr = H * IS
     BIAS: tl.constexpr = W_H + H * H
     HALT: tl.constexpr = BIAS + 2 * H
     OUT: tl.constexpr = HALT + H + 1
@@ -100,7 +93,7 @@ def update(
     square = on[:, None] & on[None, :]
     wide = on[:, None] & (place < I)[None, :]
     at_h = unit[:, None] * H + unit[None, :]
-    at_x = unit[:, None] * (I + 1) + place[None, :]
+    at_x = unit[:, None] * IS + place[None, :]
     tile = row[:, None] * HP + unit[None, :]
 
     force = tl.load(settings + 6).to(tl.int32)
@@ -110,18 +103,18 @@ def update(
     tau = tau.to(tl.float32)
     act = tl.where(force > 0, 0.0, 1.0)
 
-    x = unpack(words, row, place, (row < B)[:, None] & (place < I)[None, :], WORDS, True).to(DT)
-    w_x = tl.load(params + W_X + at_x, mask=wide, other=0.0).to(DT)
-    flag = tl.load(params + W_X + unit * (I + 1) + I, mask=on, other=0.0)
-    bias = tl.load(params + BIAS + unit, mask=on, other=0.0) + tl.load(params + BIAS + H + unit, mask=on, other=0.0)
-    w_h = tl.load(params + W_H + at_h, mask=square, other=0.0).to(DT)
-    w = tl.load(params + HALT + unit, mask=on, other=0.0)
-    b_h = tl.load(params + HALT + H)
-    w_y = tl.load(params + OUT + unit, mask=on, other=0.0)
+    x = unpack(words, row, row < B, I, BP, IP, True).to(DT)
+    w_x = tl.load(weights + W_X + at_x, mask=wide, other=0.0).to(DT)
+    flag = tl.load(weights + W_X + unit * IS + I, mask=on, other=0.0)
+    bias = tl.load(weights + BIAS + unit, mask=on, other=0.0) + tl.load(weights + BIAS + H + unit, mask=on, other=0.0)
+    w_h = tl.load(weights + W_H + at_h, mask=square, other=0.0).to(DT)
+    w = tl.load(weights + HALT + unit, mask=on, other=0.0)
+    b_h = tl.load(weights + HALT + H)
+    w_y = tl.load(weights + OUT + unit, mask=on, other=0.0)
     target = tl.load(targets + row, mask=row < B, other=0).to(tl.float32)
 
     a_x = tl.dot(x, tl.trans(w_x), input_precision=PRECISION) + bias[None, :]
-    s = activate(a_x + flag[None, :], FAST)
+    s = quick_tanh(a_x + flag[None, :], FAST)
     tl.store(states + tile, s.to(DT))
     running = row < B
     zero = tl.zeros([BP], tl.float32)
@@ -134,7 +127,7 @@ def update(
     while more:
         n += 1
         a = tl.dot(s.to(DT), tl.trans(w_h), acc=a_x, input_precision=PRECISION)
-        s = activate(a, FAST)
+        s = quick_tanh(a, FAST)
         tl.store(states + (n - 1) * TILE + tile, s.to(DT))
         running, total, y, steps, remainder = halt(
             s, n, total, running, y, steps, remainder, w, b_h, w_y, threshold, limit, force,
@@ -142,7 +135,7 @@ def update(
         )  # fmt: skip
         more = tl.max(running.to(tl.int32), 0) > 0
 
-    y += tl.load(params + OUT + H)
+    y += tl.load(weights + OUT + H)
     task_loss = tl.where(row < B, logistic_loss(y, target), 0.0)
     rho = tl.where(row < B, steps + remainder, 0.0)
     loss = tl.sum(task_loss + tau * rho, 0)
@@ -151,45 +144,48 @@ def update(
         g = tl.where(row < B, (sigmoid(y) - target) / B, 0.0)
         r = tau / B
         d_next = tl.zeros([BP, HP], tl.float32)
-        d_x = tl.zeros([BP, HP], tl.float32)
         d_bias = zero
         g_last = zero
         tl.debug_barrier()
-        for k in tl.range(0, n - 1, num_stages=1):
+        w_h = tl.load(weights + W_H + at_h, mask=square, other=0.0).to(DT)
+        for k in tl.range(0, n - 1, num_stages=BACK):
             m = n - k
-            s = tl.load(states + (m - 1) * TILE + tile).to(tl.float32)
+            s_m = tl.load(states + (m - 1) * TILE + tile).to(tl.float32)
             tape = tapes + (m - 1) * 4 * BP
-            d, d_halt, g_last = by_activation(s, m, d_next, g, g_last, r, steps, w, w_y, act, tape, row, BP)
-            d_x += d
+            d, d_halt, g_last = by_activation(s_m, m, d_next, g, g_last, r, steps, w, w_y, act, tape, row, BP)
             d_bias += d_halt
             tl.store(deltas + (m - 1) * TILE + tile, d.to(DT))
             d_next = tl.dot(d.to(DT), w_h, input_precision=PRECISION)
-        s = tl.load(states + tile).to(tl.float32)
-        d, d_halt, g_last = by_activation(s, 1, d_next, g, g_last, r, steps, w, w_y, act, tapes, row, BP)
-        d_x += d
-        g_flag = tl.sum(d, 0)
-        g_bias = tl.sum(d_x, 0)
+        s_1 = tl.load(states + tile).to(tl.float32)
+        d_1, d_halt, g_last = by_activation(s_1, 1, d_next, g, g_last, r, steps, w, w_y, act, tapes, row, BP)
+        g_flag = tl.sum(d_1, 0)
         g_b_h = tl.sum(d_bias + d_halt, 0)
         g_b_y = tl.sum(g, 0)
-        g_x = tl.dot(tl.trans(d_x.to(DT)), x, input_precision=PRECISION)
+
+        tl.debug_barrier()
+        x = unpack(words, row, row < B, I, BP, IP, True).to(DT)
+        ones = tl.full([16, BP], 1.0, tl.float32).to(DT)
+        g_x = tl.dot(tl.trans(d_1.to(DT)), x, input_precision=PRECISION)
+        g_h = tl.zeros([HP, HP], tl.float32)
+        g_s = tl.zeros([16, HP], tl.float32)
+        g_a = tl.zeros([16, HP], tl.float32)
+        for k in tl.range(0, n - 1, num_stages=STAGES):
+            kept = tl.load(states + k * TILE + tile)
+            delta = tl.load(deltas + (k + 1) * TILE + tile)
+            g_h = tl.dot(tl.trans(delta), kept, acc=g_h, input_precision=PRECISION)
+            g_x = tl.dot(tl.trans(delta), x, acc=g_x, input_precision=PRECISION)
+            g_a = tl.dot(ones, delta, acc=g_a, input_precision=PRECISION)
+            g_s = tl.dot(factors(tapes + k * 4 * BP, BP, DT), kept, acc=g_s, input_precision=PRECISION)
+        kept = tl.load(states + (n - 1) * TILE + tile)
+        g_s = tl.dot(factors(tapes + (n - 1) * 4 * BP, BP, DT), kept, acc=g_s, input_precision=PRECISION)
+        g_bias = g_flag + row_of(g_a, 0)
         tl.store(grads + W_X + at_x, g_x, mask=wide)
-        tl.store(grads + W_X + unit * (I + 1) + I, g_flag, mask=on)
+        tl.store(grads + W_X + unit * IS + I, g_flag, mask=on)
         tl.store(grads + BIAS + unit, g_bias, mask=on)
         tl.store(grads + BIAS + H + unit, g_bias, mask=on)
         tl.store(grads + HALT + H, g_b_h)
         tl.store(grads + OUT + H, g_b_y)
         squares = tl.sum(g_x * g_x) + tl.sum(g_flag * g_flag + 2 * g_bias * g_bias, 0) + g_b_h * g_b_h + g_b_y * g_b_y
-
-        tl.debug_barrier()
-        g_h = tl.zeros([HP, HP], tl.float32)
-        g_s = tl.zeros([16, HP], tl.float32)
-        for k in tl.range(0, n - 1, num_stages=STAGES):
-            s = tl.load(states + k * TILE + tile)
-            d = tl.load(deltas + (k + 1) * TILE + tile)
-            g_h = tl.dot(tl.trans(d), s, acc=g_h, input_precision=PRECISION)
-            g_s = tl.dot(factors(tapes + k * 4 * BP, BP, DT), s, acc=g_s, input_precision=PRECISION)
-        s = tl.load(states + (n - 1) * TILE + tile)
-        g_s = tl.dot(factors(tapes + (n - 1) * 4 * BP, BP, DT), s, acc=g_s, input_precision=PRECISION)
         g_y = row_of(g_s, 0)
         g_w = row_of(g_s, 1)
         tl.store(grads + W_H + at_h, g_h, mask=square)
@@ -197,7 +193,7 @@ def update(
         tl.store(grads + HALT + unit, g_w, mask=on)
         squares += tl.sum(g_h * g_h) + tl.sum(g_y * g_y + g_w * g_w, 0)
         tl.debug_barrier()
-        adam(params, m1, m2, grads, i, squares, settings, P, BLOCK)
+        adam(weights, m1, m2, grads, i, squares, settings, P, BLOCK, ADAM)
 
         if i % measure_every == 0:
             wrong = tl.sum(tl.where((row < B) & ((y > 0) != (target > 0.5)), 1.0, 0.0), 0)
@@ -210,12 +206,13 @@ def update(
 
 @triton.jit
 def train_rnn(
-    params, m1, m2, settings, words, targets, sums, intervals, interval_at, iterations, cells, stopped, closed, taken,
+    weights, m1, m2, settings, words, targets, sums, intervals, interval_at, iterations, cells, stopped, closed, taken,
     filled, budgets, order, queue, grads, states, deltas, tapes,
     networks, until, threshold, measure_every, log_every, overhead, ring, max_steps, K,
     B: tl.constexpr, H: tl.constexpr, I: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IP: tl.constexpr,
     PS: tl.constexpr, KP: tl.constexpr, SLOTS: tl.constexpr,
     DT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    BACK: tl.constexpr, ADAM: tl.constexpr,
 ):  # fmt: skip
     """Take networks from the queue and train each as far as this launch allows."""
     WORDS: tl.constexpr = 2 * ((I + 31) // 32)
@@ -238,9 +235,9 @@ def train_rnn(
         while fine & may_go_on(i, spent, budget, until, end, done, given, SLOTS):
             at = (e * ring + i % ring) * B
             n, fine = update(
-                params + e * PS, m1 + e * PS, m2 + e * PS, settings + e * SETTINGS, words + at * WORDS, targets + at,
+                weights + e * PS, m1 + e * PS, m2 + e * PS, settings + e * SETTINGS, words + at * WORDS, targets + at,
                 sums + e * K, grads, states, deltas, tapes, i, threshold, measure_every,
-                B, H, I, BP, HP, IP, DT, PRECISION, FAST, BLOCK, STAGES,
+                B, H, I, BP, HP, IP, DT, PRECISION, FAST, BLOCK, STAGES, BACK, ADAM,
             )  # fmt: skip
             spent += n + overhead
             made += n

@@ -1,5 +1,6 @@
 """Parity: the whole problem in one vector."""
 
+from functools import cache
 from typing import Literal
 
 import torch
@@ -10,6 +11,12 @@ from pondertime.tasks.task import Batch, Task, at_least, drawn_or, integers
 
 # The eight bits of every byte.
 BITS = (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1).float()
+
+
+@cache
+def bits_on(device: torch.device) -> Tensor:
+    """BITS on a device; copying them for every batch would wait for the device."""
+    return BITS.to(device)
 
 
 class Parity(Task):
@@ -46,7 +53,7 @@ class Parity(Task):
         device = generator.device
         k = drawn_or(difficulty, 1, self.bits, [batch_size], generator)
         codes = integers(0, 255, [batch_size, (self.bits + 7) // 8], generator)
-        bits = F.embedding(codes, BITS.to(device)).flatten(1)[:, : self.bits]
+        bits = F.embedding(codes, bits_on(device)).flatten(1)[:, : self.bits]
         if self.placement == "prefix":
             used = F.embedding(k, torch.ones(self.bits + 1, self.bits, device=device).tril(-1))
         else:
