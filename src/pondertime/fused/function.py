@@ -22,7 +22,8 @@ def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: boo
     if inputs.h.is_cuda:
         from pondertime.fused import triton_run
 
-        return triton_run.Run(inputs, rules, keep=keep, seen=seen)
+        return triton_run.make(inputs, rules, keep=keep, seen=seen)
+    inputs = with_front(inputs, rules)
     lib = native.library()
     if plain or isinstance(lib, str):
         return calls.Run(inputs, rules, keep=keep, seen=seen)
@@ -42,7 +43,7 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, rules: Rules, plain: bool, keep: bool, *tensors: Any):
-        run = make_run(with_front(tensors, rules), rules, plain=plain, keep=keep)
+        run = make_run(Inputs(*tensors), rules, plain=plain, keep=keep)
         # A result must not be held by what it holds: that would never be freed.
         outputs, run.out = tuple(run.out), None
         ctx.run, ctx.options = run, (rules, plain)
@@ -59,7 +60,9 @@ class Fused(torch.autograd.Function):
         run, ctx.run = ctx.run, None
         if run is None:
             # The tape was used up by a backward pass that kept the graph: make it again.
-            run = make_run(with_front(tensors, rules), rules, plain=plain, keep=True)
+            run = make_run(Inputs(*tensors), rules, plain=plain, keep=True)
+        if not isinstance(run, native.Run | calls.Run):
+            return None, None, None, *run.gradients(grads, x=ctx.needs_input_grad[3])
         E, T, B, H = run.E, run.T, run.B, run.H
         shapes = ((E, T, B, H), (E, B, H), (E, B, H) if rules.kind.leaves == 2 else None, None, (E, T, B))
         d_mean, d_h, d_c, _, d_remainder = (
@@ -83,6 +86,8 @@ def front(a: Tensor) -> Tensor:
 def fused_networks(inputs: Inputs, rules: Rules, *, plain: bool = False) -> Outputs:
     """E networks at once; differentiable where any input asks for it."""
     keep = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in inputs)
+    if not keep and inputs.h.is_cuda:
+        return make_run(inputs, rules, plain=plain, keep=False).out
     return Outputs(*Fused.apply(rules, plain, keep, *inputs))
 
 
@@ -110,7 +115,7 @@ def fused(
         out = fused_networks(inputs, rules, plain=plain)
     else:
         with torch.no_grad():
-            run = make_run(each(front, inputs), rules, plain=plain, keep=True, seen=True)
+            run = make_run(inputs, rules, plain=plain, keep=True, seen=True)
         out = run.out
         for u in run.trace():
             record(u.t, None)(u.n, u.rows, u.prob, u.p, u.visible)

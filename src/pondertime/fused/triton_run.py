@@ -1,6 +1,11 @@
-"""The fused path on a GPU: memory and launches of the kernels in ``triton_loop``, one forward and one backward."""
+"""The fused path on a GPU: memory, launches, and what is left to library products.
+
+``LoopRun`` has one launch forward and one backward, where a program's weights fit its multiprocessor; ``TickRun``
+serves the rest. The tensors of a call have an axis E only where the rules say stacked.
+"""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,239 +13,317 @@ import torch
 import triton
 from torch import Tensor
 
-from pondertime.fused.common import GRU, KINDS, LSTM, Inputs, Outputs, Rules, Sums, Update, project
-from pondertime.fused.triton_loop import EXTRA, backward_kernel, forward_kernel
-from pondertime.fused.triton_resident import resident_backward, resident_forward
+from pondertime.fused.common import GRU, KINDS, LSTM, Inputs, Outputs, Rules, Update
+from pondertime.fused.triton_loop import backward_kernel, forward_kernel
+from pondertime.fused.triton_tape import EXTRA
 
-# Updates of a row group that calls of a shape needed last time.
+# Updates that calls of a shape needed last time.
 _updates: dict[tuple[Any, ...], int] = {}
-# Bytes of a multiprocessor's shared memory that weights and states may take.
-SHARED = 200 * 1024
-# Kernels by what they were built for.
-_built: dict[tuple[Any, ...], Any] = {}
+# Kernels by what they were built for, and their constants.
+_built: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 # A tape of no more bytes than this has room for the largest number of updates.
 SMALL_TAPE = 2**27
+# Bytes of a multiprocessor's shared memory that weights and states may take.
+SHARED = 200 * 1024
 EXTRAS = EXTRA.value
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How the work is cut: BR rows, BU units and BK numbers of a product at a time, CG programs a row group.
-
-    KS: parts of a product whose weights stay in registers; 0: they are read at every update.
-    """
+    """How the loop is cut: BR rows and BU units a program, CG programs a row group, KS parts of KB in a product."""
 
     BR: int
     BU: int
-    BK: int
+    KS: int
+    KB: int
     CG: int
     warps: int = 4
-    stages: int = 3
-    KS: int = 0
 
 
 @functools.cache
-def multiprocessors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
-@functools.cache
-def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int) -> Blocks:
-    """Enough programs to fill the device, all of them resident at once where they wait for each other."""
-    if device.type != "cuda":
-        return Blocks(16, 16, 32, 1)
+def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int) -> Blocks | None:
+    """Blocks with which all programs are on the device at once and keep their weights, None where there are none."""
     BR, HP = 16, max(16, triton.next_power_of_2(H))
-    room = max(1, multiprocessors(device.index or 0) // (E * triton.cdiv(B, BR)))
-    for BU in (32 if gates == 1 else 16, 8 if HP > 128 else 32, 64, 128):
+    room = 1
+    if device.type == "cuda":
+        room = torch.cuda.get_device_properties(device).multi_processor_count // (E * triton.cdiv(B, BR))
+    KS = min(4 if HP <= 128 else 16, HP // 16)
+    for BU in (32, 64, 128) if gates == 1 else (8, 16, 32, 64):
         CG = triton.cdiv(H, BU)
-        if CG <= room and 4 * HP * (2 * BU * gates + 2 * BR) <= SHARED:
-            KS = min(8, HP // 16)
-            return Blocks(BR, BU, HP // KS, CG, warps=8, KS=KS)
-    CG = min(room, triton.cdiv(H, 16))
-    return Blocks(BR, 16, 64, CG)
+        if CG <= max(1, room) and 4 * HP * (2 * BU * gates + 2 * BR) <= SHARED:
+            return Blocks(BR, BU, KS, HP // KS, CG, 4 if HP <= 128 else 8)
+    return None
 
 
-def precision() -> str:
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+def precise() -> bool:
+    return not torch.backends.cuda.matmul.allow_tf32
 
 
 class Run:
-    """A forward pass of E networks, and what its backward pass needs."""
+    """A forward pass, and what its backward pass needs."""
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        rules: Rules,
-        *,
-        keep: bool,
-        seen: bool = False,
-        blocks: Blocks | None = None,
-        prec: str | None = None,
-    ) -> None:
-        self.inputs, self.rules, self.keep = inputs, rules, keep or seen
-        self.E, self.T, self.B, self.H = *inputs.x.shape[:3], inputs.h.shape[2]
-        self.device = inputs.h.device
-        self.blocks = blocks or blocks_for(self.device, self.E, self.B, self.H, rules.kind.gates)
-        self.groups = triton.cdiv(self.B, self.blocks.BR)
+    def __init__(self, inputs: Inputs, rules: Rules, *, keep: bool, key: tuple[Any, ...]) -> None:
+        self.inputs, self.rules, self.keep = inputs, rules, keep
+        self.B, self.H = inputs.h.shape[-2:]
+        self.E, self.T = (inputs.x.shape[0], inputs.x.shape[1]) if rules.stacked else (1, inputs.x.shape[0])
+        self.device, self.kind = inputs.h.device, rules.kind
         self.limit = min(rules.force_steps or rules.max_steps, 2**31 - 1)
-        self.prec = prec or precision()
-        self.shape = (self.E, self.T, self.B, self.H, rules.kind, self.limit, self.blocks)
-        self.capacity = self.guess() if self.keep else 0
+        self.X, self.S, self.P = (k * self.H for k in (self.kind.x_width, self.kind.slots, self.kind.gates))
+        self.key = (self.E, self.B, self.H, self.kind.name, rules.force_steps is None, self.device, *key)
+        self.lengths = None if rules.lengths is None else rules.lengths.to(self.device)
+        self.capacity = 0
+
+    def new(self, *shape: int, zero: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
+        return (torch.zeros if zero else torch.empty)(*shape, device=self.device, dtype=dtype)
+
+    def guess(self, rows: int) -> int:
+        """Updates that a tape of so many rows an update has room for."""
+        most = self.T * self.limit
+        each = 4 * self.E * rows * self.H * (self.kind.slots + self.kind.leaves)
+        if self.rules.force_steps is not None or most * each <= SMALL_TAPE:
+            return most
+        return min(most, int(1.1 * self.remembered(8 * self.T)) + 2)
+
+    def remembered(self, otherwise: int) -> int:
+        """Updates that such a call needed last time."""
+        return _updates.get((self.T, self.limit, *self.key), otherwise)
+
+    def remember(self, updates: int) -> None:
+        _updates[(self.T, self.limit, *self.key)] = updates
+
+    def starter(
+        self, kernel: Any, grid: tuple[int, ...], meta: dict[str, Any], users: tuple[Tensor | None, ...], *args: Any,
+        strides: tuple[int, ...] = (), **options: Any,
+    ) -> Callable[..., None]:  # fmt: skip
+        """What starts a kernel with these arguments after the given ones.
+
+        One that was built before for the same numbers is started without Triton's look at every argument. What it was
+        built for includes how the users' tensors are aligned.
+        """
+        aligned = tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
+        key = (kernel, aligned, strides, *self.key, *meta.values())
+
+        def start(*front: Any) -> None:
+            if key in _built:
+                built, constants = _built[key]
+                built[grid](*front, *args, *constants)
+                return
+            built = kernel[grid](*front, *args, **meta, **options)
+            if built is not None:  # the interpreter builds nothing
+                _built[key] = built, tuple(meta.values())
+
+        return start
+
+    def meta(self, **options: Any) -> dict[str, Any]:
+        """What all kernels are made for, in the order of their parameters."""
+        kind = self.kind
+        made = dict(CELL=KINDS.index(kind), GATES=kind.gates, SLOTS=kind.slots, RAGGED=self.lengths is not None)
+        return made | options | dict(FORCED=self.rules.force_steps is not None)
+
+    def project(self) -> Tensor:
+        """W_x x_t for all t, without biases."""
+        i = self.inputs
+        weight = i.weight_ih[..., :-1]
+        if not self.rules.stacked:
+            if not i.x.is_floating_point():
+                return weight.t()[i.x.long()]
+            return torch.mm(i.x.reshape(self.T * self.B, -1), weight.t())
+        if not i.x.is_floating_point():
+            networks = torch.arange(self.E, device=self.device).view(-1, 1, 1)
+            return weight.transpose(1, 2)[networks, i.x.long()]
+        return torch.bmm(i.x.reshape(self.E, self.T * self.B, -1), weight.transpose(1, 2))
+
+    def outputs(self) -> Outputs:
+        """Memory for the results; zeros at padding."""
+        front, zero = (self.E,) if self.rules.stacked else (), self.lengths is not None
+        T, B, H = self.T, self.B, self.H
+        return Outputs(
+            self.new(*front, T, B, H, zero=zero),
+            self.new(*front, B, H),
+            self.new(*front, B, H) if self.kind is LSTM else None,
+            self.new(*front, T, B, dtype=torch.int64, zero=zero),
+            self.new(*front, T, B, zero=zero),
+        )
+
+    def users(self) -> tuple[Tensor | None, ...]:
+        """The flag's column and the other tensors of the caller that a forward pass reads."""
+        i = self.inputs
+        given = (i.weight_hh, i.bias_ih, i.bias_hh, i.halt, i.halt_bias, self.lengths, i.h, i.c)
+        return i.weight_ih[..., -1], *(None if a is None else a.contiguous() for a in given)
+
+    def new_tape(self, rows: int) -> Tensor:
+        widths = self.H + self.S + (self.kind.leaves - 1) * self.H + 2 * EXTRAS + 2
+        return self.new(self.E * rows * widths)
+
+    def parts(self, rows: int) -> list[Tensor]:
+        """prev, gates, c^{n-1}, h^n and p^n of a tape of so many rows, ``[E, rows, width]``."""
+        made, at = [], 0
+        for width in (self.H + EXTRAS, self.S + EXTRAS, (self.kind.leaves - 1) * self.H, 1, 1):
+            made.append(self.tape.as_strided((self.E, rows, width), (rows * width, width, 1), at))
+            at += self.E * rows * width
+        return made
+
+    def visible(self, rows: int) -> Tensor:
+        """s^n of the first network's rows of the tape, before they are used up."""
+        prev, gates, prev_c = (a[0] for a in self.parts(rows)[:3])
+        a = [gates[:, k * self.H : (k + 1) * self.H] for k in range(self.kind.slots)]
+        if self.kind is LSTM:
+            return a[3] * torch.tanh(a[1] * prev_c + a[0] * a[2])
+        return a[3] + a[1] * (prev[:, : self.H] - a[3]) if self.kind is GRU else a[0]
+
+    def given(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """The caller's derivatives by mean, h, c and remainder: zeros where there are none, copies of the states'."""
+        i, shape = self.inputs, (self.E, self.T, self.B)
+        d_mean, d_h, d_c, _, d_remainder = grads
+        d_mean = self.new(*shape, self.H, zero=True) if d_mean is None else d_mean.contiguous()
+        d_remainder = self.new(*shape, zero=True) if d_remainder is None else d_remainder.contiguous()
+        d_h, d_c = (
+            None if a is None else torch.zeros_like(a) if g is None else g.clone(memory_format=torch.contiguous_format)
+            for a, g in ((i.h, d_h), (i.c, d_c))
+        )
+        return d_mean, d_h, d_c, d_remainder
+
+    def by_tape(
+        self, rows: int, used: int, d_xw: Tensor, d_h: Tensor, d_c: Tensor | None, *, x: bool
+    ) -> list[Tensor | None]:
+        """Derivatives by all inputs, from the derivatives on the tape and those by W_x x_t and by the first state.
+
+        One product over the tape gives those by W_h, w, b, b_h and the flag's column.
+        """
+        i, H, S = self.inputs, self.H, self.S
+        prev, gates = self.parts(rows)[:2]
+        prev, gates = prev[:, :used, : H + 2], gates[:, :used, : S + 1]
+        made = torch.mm(gates[0].t(), prev[0])[None] if self.E == 1 else torch.bmm(gates.transpose(1, 2), prev)
+        by_x, by_s = made[:, :S], made[:, : self.P]
+        if self.kind is GRU:
+            by_x = torch.cat([made[:, : 2 * H], made[:, 3 * H : S]], 1)
+        d_bias_ih, d_bias_hh = None, None
+        if i.bias_ih is not None:
+            d_bias_ih, d_bias_hh = torch.stack([by_x[:, :, H], by_s[:, :, H]])
+        d_weight, d_x = self.by_input(d_xw, by_x[:, :, H + 1], x=x)
+        found = [d_x, d_weight, by_s[:, :, :H], d_bias_ih, d_bias_hh, made[:, S:, :H], made[:, S, H : H + 1], d_h, d_c]
+        return [None if a is None else a.view(b.shape) for a, b in zip(found, i, strict=True)]
+
+    def by_input(self, d_xw: Tensor, flag: Tensor, *, x: bool) -> tuple[Tensor, Tensor | None]:
+        """Derivatives by W_x and the flag's column, and by x."""
+        i, E, X, d_x = self.inputs, self.E, self.X, None
+        size = i.weight_ih.shape[-1]
+        d_weight = self.new(E, X, size)
+        d_weight[:, :, -1] = flag
+        if i.x.is_floating_point():
+            rows = i.x.reshape(E, self.T * self.B, size - 1)
+            if E == 1:
+                torch.mm(d_xw[0].t(), rows[0], out=d_weight[0, :, :-1])
+            else:
+                d_weight[:, :, :-1] = torch.bmm(d_xw.transpose(1, 2), rows)
+            if x:
+                d_x = torch.bmm(d_xw, i.weight_ih.view(E, X, size)[:, :, :-1])
+        else:
+            columns = d_weight.new_zeros(E, size - 1, X)
+            columns.scatter_add_(1, i.x.long().reshape(E, -1, 1).expand(-1, -1, X), d_xw)
+            d_weight[:, :, :-1] = columns.transpose(1, 2)
+        return d_weight, d_x
+
+
+class LoopRun(Run):
+    """One launch forward, one backward."""
+
+    def __init__(self, inputs: Inputs, rules: Rules, blocks: Blocks, *, keep: bool, seen: bool = False) -> None:
+        exact = precise()
+        super().__init__(inputs, rules, keep=keep or seen, key=(blocks, exact))
+        self.blocks, self.groups = blocks, -(-self.B // blocks.BR)
+        self.sizes = dict(
+            BR=blocks.BR, BU=blocks.BU, KS=blocks.KS, KB=blocks.KB, CG=blocks.CG,
+            CGP=triton.next_power_of_2(blocks.CG), EXACT=exact,
+        )  # fmt: skip
+        self.launch = {"num_warps": blocks.warps} | ({"launch_cooperative_grid": True} if blocks.CG > 1 else {})
+        self.grid = (blocks.CG, self.groups, self.E)
+        if self.keep:
+            self.capacity = self.guess(self.groups * blocks.BR)
         self.out: Any = self.forward()
         if seen:
             self.make_room()
 
-    def guess(self) -> int:
-        """Updates of a row group that the tape has room for."""
-        most, kind = self.T * self.limit, self.rules.kind
-        each = 4 * self.E * self.groups * self.blocks.BR * self.H * (kind.slots + kind.leaves)
-        if self.rules.force_steps is not None or most * each <= SMALL_TAPE:
-            return most
-        return min(most, _updates.get(self.shape, 8 * self.T))
-
-    def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(*shape, dtype=dtype, device=self.device)
-
-    def meta(self, **options: Any) -> dict[str, Any]:
-        """What both kernels are made for, in the order of their parameters."""
-        k, kind = self.blocks, self.rules.kind
-        made: dict[str, Any] = dict(CELL=KINDS.index(kind), GATES=kind.gates, SLOTS=kind.slots, **options)
-        made |= dict(FORCED=self.rules.force_steps is not None, BR=k.BR, BU=k.BU)
-        size = dict(CG=k.CG, CGP=triton.next_power_of_2(k.CG))
-        if k.KS:
-            return made | dict(KS=k.KS, KB=k.BK) | size | dict(EXACT=self.prec != "tf32")
-        return made | dict(BK=k.BK, NB=triton.cdiv(triton.cdiv(self.H, k.BU), k.CG)) | size | dict(PREC=self.prec)
-
-    def launch(self, kernel: Any, options: dict[str, Any], users: tuple[Tensor | None, ...], *args: Any) -> None:
-        """Start a kernel. A kernel that was built before for the same numbers is started without Triton's look at
-        every argument; what it was built for includes how the users' tensors are aligned."""
-        k, grid = self.blocks, (self.blocks.CG, self.groups, self.E)
-        aligned = tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
-        key = (kernel, self.shape, self.X, self.prec, self.rules.force_steps, self.device, aligned, *options.values())
-        if key in _built:
-            built, constants = _built[key]
-            built[grid](*args, *constants)
-            return
-        meta = self.meta(**options)
-        launcher = {"launch_cooperative_grid": True} if k.CG > 1 else {}
-        built = kernel[grid](*args, **meta, num_warps=k.warps, num_stages=k.stages, **launcher)
-        if built is not None:  # the interpreter builds nothing
-            _built[key] = built, tuple(meta.values())
-
     def forward(self) -> Outputs:
-        i, rules, E, T, B, H = self.inputs, self.rules, self.E, self.T, self.B, self.H
-        kind, k = rules.kind, self.blocks
-        xw, bias_n = project(i, kind)
-        xw = xw.contiguous()
-        self.X, front = xw.shape[3], rules.front(E)
-        mean, h, remainder = self.new(*front, T, B, H), self.new(*front, B, H), self.new(*front, T, B)
-        c = self.new(*front, B, H) if kind is LSTM else None
-        steps_out = self.new(*front, T, B, dtype=torch.int64)
-        self.steps = self.new(E, T, B, dtype=torch.int32)
-        rows = E * self.capacity * self.groups * k.BR
-        self.prev, self.gates = self.new(rows, H + EXTRAS), self.new(rows, kind.slots * H + EXTRAS)
-        self.prev_c = self.new(rows if kind is LSTM else 0, H)
-        self.prob, self.p = self.new(rows), self.new(rows)
-        self.counts = torch.zeros(3, E * self.groups, dtype=torch.int32, device=self.device)
-        self.used = self.counts[0]
-        # A kernel writes to the host's memory by itself, and nobody waits for it yet.
-        cuda = self.device.type == "cuda"
-        self.seen_used = torch.empty(self.used.shape, dtype=torch.int32, pin_memory=cuda) if self.keep else self.used
-        flag = i.weight_ih[:, :, -1]
-        lengths = None if rules.lengths is None else rules.lengths.to(self.device)
-        private = [self.new(E, 4, B, H)]
-        if not k.KS:
-            private.append(self.new(E, 3, B, H) if kind is LSTM else None)
-        users = (
-            flag, i.weight_hh.contiguous(), bias_n, i.halt.contiguous(), i.halt_bias, lengths, i.h.contiguous(),
-            None if i.c is None else i.c.contiguous(),
-        )  # fmt: skip
-        self.launch(
-            resident_forward if k.KS else forward_kernel,
-            {"RAGGED": lengths is not None, "KEEP": self.keep},
-            users,
-            xw, flag, flag.stride(1), flag.stride(0), *users[1:], mean, h, c, steps_out, remainder, *private,
-            self.steps, self.prev, self.prev_c, self.gates, self.prob, self.p,
-            self.new(E, self.groups, 2, k.CG, k.BR), self.used, self.seen_used, self.counts[1],
-            T, B, H, self.X, self.limit, 1 - rules.epsilon, self.capacity,
-        )  # fmt: skip
-        self.event = None
+        E, T, B, H, k, cuda = self.E, self.T, self.B, self.H, self.blocks, self.device.type == "cuda"
+        xw, out, users = self.project(), self.outputs(), self.users()
+        self.counts = self.new(E * (3 * self.groups + T * B), zero=True, dtype=torch.int32)
+        work = self.tape = self.new(E * (4 * B * H + 2 * self.groups * k.CG * k.BR))
+        self.report = self.event = None
+        if self.keep:
+            self.tape = self.new_tape(self.capacity * self.groups * k.BR)
+            # The kernel writes to the host's memory by itself, and nobody waits for it yet.
+            self.report = torch.empty(E * self.groups, dtype=torch.int32, pin_memory=cuda)
+        stride = users[0].stride(-1)
+        meta = self.meta(KEEP=self.keep, BIAS=users[2] is not None) | self.sizes
+        self.starter(
+            forward_kernel, self.grid, meta, users, xw, users[0], stride, self.X * stride, *users[1:],
+            *out[:3], out.steps, out.remainder, work, self.tape, self.counts, self.report,
+            T, B, H, self.X, self.limit, 1 - self.rules.epsilon, self.capacity, strides=(stride,), **self.launch,
+        )()  # fmt: skip
         if self.keep and cuda:
             self.event = torch.cuda.Event()
             self.event.record()
-        return Outputs(mean, h, c, steps_out, remainder)
+        return out
 
     @property
     def rows(self) -> int:
         """Updates of the longest row group."""
         if self.event is not None:
             self.event.synchronize()
-        return int(self.seen_used.max())
+        return max(self.report.tolist())
 
     def make_room(self) -> int:
-        """Run again with a longer tape if it was too short; returns the slots in use."""
+        """Run again with a longer tape if it was too short; returns the updates of the longest row group."""
         longest = self.rows
         if longest > self.capacity:
             self.capacity = longest
             self.forward()
-        if self.T * self.limit > self.capacity:
-            _updates[self.shape] = int(1.1 * longest) + 2
+        self.remember(longest)
         return longest
 
-    def backward(self, d_mean: Tensor, d_h: Tensor, d_c: Tensor | None, d_remainder: Tensor) -> Sums:
-        """The sums of the backward pass. The tape is used up."""
-        i, kind, k, E, B, H = self.inputs, self.rules.kind, self.blocks, self.E, self.B, self.H
+    def gradients(self, grads: tuple[Tensor | None, ...], *, x: bool) -> list[Tensor | None]:
+        """Derivatives by all inputs; by x only where it is asked for. The tape is used up."""
+        i, k, E, T, B, H = self.inputs, self.blocks, self.E, self.T, self.B, self.H
         longest = self.make_room()
-        d_h = d_h.clone(memory_format=torch.contiguous_format)
-        d_c = None if d_c is None else d_c.clone(memory_format=torch.contiguous_format)
-        d_xw = self.new(E, self.T, B, self.X)
-        private = [self.new(E, self.capacity, self.groups, k.CG, k.BR)]
-        sizes = [self.T, B, H, self.X]
-        if not k.KS:
-            private.append(self.new(E, B, H) if kind.slots > 1 else None)
-            sizes.append(kind.gates * H)
-        users = (i.weight_hh.contiguous(), i.halt.contiguous(), d_mean.contiguous(), d_h, d_c, d_remainder.contiguous())
-        self.launch(
-            resident_backward if k.KS else backward_kernel, {}, users, *users,
-            d_xw, self.steps, self.prev, self.prev_c, self.gates, self.prob, self.p, *private,
-            self.used, self.counts[2], *sizes, self.capacity, longest,
-        )  # fmt: skip
-        rows = longest * self.groups * k.BR
-        prev, gates = (a.view(E, -1, a.shape[1])[:, :rows] for a in (self.prev, self.gates))
-        prev, gates, S = prev[:, :, : H + 2], gates[:, :, : kind.slots * H + 1], kind.slots * H
-        made = torch.mm(gates[0].t(), prev[0])[None] if E == 1 else torch.bmm(gates.transpose(1, 2), prev)
-        flag, bias_n = made[:, :S, H + 1], None
-        if kind is GRU:
-            flag, bias_n = torch.cat([flag[:, : 2 * H], flag[:, 3 * H :]], 1), made[:, 2 * H : 3 * H, H]
-        return Sums(
-            d_xw, flag, made[:, : kind.gates * H, :H], bias_n, made[:, S:, :H], made[:, S, H : H + 1], d_h, d_c,
-        )  # fmt: skip
+        d_mean, d_h, d_c, d_remainder = self.given(grads)
+        d_xw, dots = self.new(E, T * B, self.X), self.new(E * self.capacity * self.groups * k.CG * k.BR)
+        users = (i.weight_hh.contiguous(), i.halt.contiguous(), d_mean, d_h, d_c, d_remainder)
+        meta = self.meta() | self.sizes
+        del meta["RAGGED"]
+        self.starter(
+            backward_kernel, self.grid, meta, users, *users, d_xw, self.tape, self.counts, dots,
+            T, B, H, self.X, self.capacity, longest, **self.launch,
+        )()  # fmt: skip
+        slot = self.groups * k.BR
+        return self.by_tape(self.capacity * slot, longest * slot, d_xw, d_h, d_c, x=x)
 
     def trace(self) -> list[Update]:
         """Every update of the first network."""
-        kind, H, BR, groups = self.rules.kind, self.H, self.blocks.BR, self.groups
-        shape = (self.capacity, groups, BR)
-        prev, gates, prob, p = (
-            a.view(self.E, -1, a.shape[-1])[0] if a.dim() == 2 else a.view(self.E, -1)[0]
-            for a in (self.prev, self.gates, self.prob, self.p)
-        )
-        a = [gates[:, k * H : (k + 1) * H] for k in range(kind.slots)]
-        visible = a[0]
-        if kind is LSTM:
-            prev_c = self.prev_c.view(self.E, -1, H)[0]
-            visible = a[3] * torch.tanh(a[1] * prev_c + a[0] * a[2])
-        elif kind is GRU:
-            visible = a[3] + a[1] * (prev[:, :H] - a[3])
-        visible, prob, p = visible.reshape(*shape, H), prob.view(shape), p.view(shape)
+        BR, groups = self.blocks.BR, self.groups
+        shape, rows = (self.capacity, groups, BR), self.capacity * groups * BR
+        prob, p = (a[0].view(shape) for a in self.parts(rows)[3:])
+        visible = self.visible(rows).reshape(*shape, self.H)
         steps = torch.zeros(self.T, groups * BR, dtype=torch.int64)
-        steps[:, : self.B] = self.steps[0].cpu()
+        steps[:, : self.B] = self.counts[3 * self.E * groups :][: self.T * self.B].view(self.T, self.B).cpu()
         longest = steps.view(self.T, groups, BR).amax(2)
         start = longest.cumsum(0) - longest
         updates = []
         for t in range(self.T):
             for n in range(1, int(longest[t].max()) + 1):
                 rows = (steps[t] >= n).nonzero().squeeze(1)
-                at = (start[t][rows // BR] + n - 1, rows // BR, rows % BR)
-                at = tuple(index.to(self.device) for index in at)
+                places = (start[t][rows // BR] + n - 1, rows // BR, rows % BR)
+                at = tuple(index.to(self.device) for index in places)
                 updates.append(Update(t, n, rows.to(self.device), prob[at], p[at], visible[at]))
         return updates
+
+
+def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> Run:
+    """Run forward in the way that serves these sizes."""
+    from pondertime.fused.triton_tick_run import TickRun
+
+    E, (B, H), kind = inputs.x.shape[0] if rules.stacked else 1, inputs.h.shape[-2:], rules.kind
+    blocks = blocks_for(inputs.h.device, E, B, H, kind.gates)
+    if blocks is None:
+        return TickRun(inputs, rules, keep=keep, seen=seen)
+    return LoopRun(inputs, rules, blocks, keep=keep, seen=seen)
