@@ -1,8 +1,8 @@
 """Many small networks trained at once on a GPU, one program a network (``rnn_kernel.py``, ``lstm_kernel.py``).
 
 Programs, one a multiprocessor, take networks from a queue. A launch gives every network a budget of cell updates in
-proportion to the work it has left, the longest first, so that nobody waits and all end together. What a network
-computes does not depend on its budgets.
+proportion to the work it has left, but never more than a program can do, and takes the longest first: no program is
+idle while there is work. What a network computes does not depend on its budgets.
 """
 
 import math
@@ -17,6 +17,7 @@ from pondertime.learner import MEASURE_EVERY, SUMS
 from pondertime.runs import build
 from pondertime.tasks import Task
 
+CHUNK = 1024  # batches that are drawn at once
 SLOTS = 32  # intervals a network may close before they are taken
 SHARED = ("task", "batch_size", "hidden_size", "max_steps", "epsilon", "log_every", "bits", "placement")
 PRECISIONS = ("bfloat16", "tf32", "float32")
@@ -56,6 +57,8 @@ class GpuGroup:
             raise ValueError(f"these networks cannot be trained together: {reason}")
         if precision not in PRECISIONS:
             raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
+        if task.cell == "lstm" and precision != "bfloat16" and configs[0].hidden_size > 64:
+            raise ValueError("precision: the weights of an LSTM with more than 64 units only fit in bfloat16")
         self.configs, self.task, self.device, self.quantum = configs, task, torch.device(device), quantum
         self.precision = precision
         self.timed, self.seconds = False, 0.0  # of launches, where they are timed
@@ -73,11 +76,11 @@ class GpuGroup:
         self._counters = torch.zeros(4, E, dtype=torch.int32, device=device)
         self._taken, self._closed = [0] * E, [0] * E
         kernel = kernels()[task.cell]
-        self.per_chunk = per_chunk or 1024
+        self.per_chunk = per_chunk or CHUNK
         self.ring = Ring(configs, task, device, signed=task.cell == "rnn", per_chunk=self.per_chunk)
         self.processors = multiprocessors(self.device)
         self.programs = min(E, self.processors * kernel.programs)
-        self.kernel = kernel(self, **options)
+        self.kernel = kernel(self, **options)  # keeps no reference to the group
 
     def _tensor(self, values: Any, dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)
@@ -135,17 +138,23 @@ class GpuGroup:
 
     def _launch(self, until: int) -> None:
         todo = self.behind(until)
-        work = {e: (until - self.iterations[e]) * self.cost[e] for e in todo}
-        length = max(*work.values(), sum(work.values()) / self.programs, 1.0)
-        # No network should use up its ring in one launch.
-        quantum = min(self.quantum, self.per_chunk // 2 * min(self.cost[e] for e in todo))
-        share = min(1.0, quantum / length)
         budgets = [0] * len(self.configs)
-        for e in todo:
-            budgets[e] = int(work[e] * share) + 1
+        for e, budget in self._budgets({e: (until - self.iterations[e]) * self.cost[e] for e in todo}).items():
+            budgets[e] = int(budget) + 1
         order = sorted(todo, key=lambda e: -budgets[e])
         schedule = [budgets, order + [0] * (len(budgets) - len(order)), self.ring.filled(), self._taken]
-        self.kernel.launch(self._tensor(schedule, torch.int32), len(order), until)
+        self.kernel.launch(self, self._tensor(schedule, torch.int32), len(order), until)
+
+    def _budgets(self, work: dict[int, float]) -> dict[int, float]:
+        """Share a launch out in proportion to the work left, at most all of one program each, no program idle."""
+        # A network should not use up its ring in one launch.
+        cost = sum(self.cost[e] for e in work) / len(work)
+        most = min(float(self.quantum), self.per_chunk / 2 * cost)
+        left, room, budgets = sum(work.values()), most * self.programs, {}
+        for e in sorted(work, key=lambda e: -work[e]):
+            budgets[e] = min(most, work[e], work[e] * room / left)
+            left, room = left - work[e], room - budgets[e]
+        return budgets
 
     def _read(self) -> None:
         """Wait for the launch; take over its counters."""

@@ -23,12 +23,11 @@ class RNNLaunch:
     """Launches ``train_rnn`` for a group."""
 
     programs = 1  # a multiprocessor
-    overhead = 3  # the cost of an update besides its cell updates, in cell updates
+    overhead = 5  # the cost of an update besides its cell updates, in cell updates
 
-    def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, back: int = 2, adam: int = 2,
+    def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, back: int = 2, adam: int = 1,
                  block: int = 4096) -> None:  # fmt: skip
         config, task = group.configs[0], group.task
-        self.group = group
         B, H, I = config.batch_size, config.hidden_size, task.input_size
         BP, HP, IP = padded(B), padded(H), max(32, padded(I))
         dtype, DT, ieee = TYPES[group.precision]
@@ -46,8 +45,8 @@ class RNNLaunch:
             num_warps=num_warps,
         )  # fmt: skip
 
-    def launch(self, schedule: Tensor, networks: int, until: int) -> None:
-        group, config, ring = self.group, self.group.configs[0], self.group.ring
+    def launch(self, group: Any, schedule: Tensor, networks: int, until: int) -> None:
+        config, ring = group.configs[0], group.ring
         budgets, order, filled, taken = schedule
         iterations, cells, stopped, closed = group._counters
         self.queue.zero_()
@@ -63,12 +62,11 @@ class LSTMLaunch:
     """Launches ``train_lstm`` for a group."""
 
     programs = 1
-    overhead = 20
+    overhead = 40
 
     def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, back: int = 2, adam: int = 2,
                  block: int = 4096, rows: int = 64) -> None:  # fmt: skip
         config, task = group.configs[0], group.task
-        self.group = group
         T, B, H, I = task.steps, config.batch_size, config.hidden_size, task.input_size
         # Two more inputs: the flag, and a constant whose weight is the bias.
         BP, HP, IP = padded(B), padded(H), max(32, padded(I + 2))
@@ -91,8 +89,8 @@ class LSTMLaunch:
             ADAM=adam, num_warps=num_warps,
         )  # fmt: skip
 
-    def launch(self, schedule: Tensor, networks: int, until: int) -> None:
-        group, config, ring = self.group, self.group.configs[0], self.group.ring
+    def launch(self, group: Any, schedule: Tensor, networks: int, until: int) -> None:
+        config, ring = group.configs[0], group.ring
         budgets, order, filled, taken = schedule
         iterations, cells, stopped, closed = group._counters
         self.queue.zero_()

@@ -94,6 +94,7 @@ def grid_run(task: str, seeds: int, updates: int, line: tuple[float, float], **o
     group = GpuGroup(configs, make_task(configs[0]), "cuda", **options)
     group.timed, group.seconds = True, 0.0
     group.advance(1)  # the compiler
+    group.cells = [0] * len(configs)
     torch.cuda.synchronize()
     start, group.seconds, last = time.perf_counter(), 0.0, []
     while group.behind(updates):
@@ -101,7 +102,7 @@ def grid_run(task: str, seeds: int, updates: int, line: tuple[float, float], **o
         last += group.take_intervals()
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    made, cells = sum(group.iterations), sum(group.cells)
+    made, cells = sum(group.iterations) - len(configs), sum(group.cells)
     return {
         "networks": len(configs),
         "seconds": seconds,
@@ -109,6 +110,7 @@ def grid_run(task: str, seeds: int, updates: int, line: tuple[float, float], **o
         "updates/s": made / seconds,
         "cells an update": cells / made,
         "largest cells": max(c / max(i, 1) for c, i in zip(group.cells, group.iterations, strict=True)),
+        "longest": max(i * line[0] + c * line[1] for i, c in zip(group.iterations, group.cells, strict=True)),
         "busy": (made * line[0] + cells * line[1]) / (group.processors * seconds),
         "stopped": len(group.diverged()),
         "GiB": torch.cuda.max_memory_allocated() / 2**30,
