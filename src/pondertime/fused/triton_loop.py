@@ -19,6 +19,7 @@ from pondertime.fused.triton_tape import (
     LSTM,
     RNN_RELU,
     clear_slots,
+    leave,
     row_sums,
     state_of,
     tape_parts,
@@ -70,7 +71,7 @@ def take_weight(at, inside, EXACT: tl.constexpr):
 @triton.jit(do_not_specialize=["T", "limit", "capacity"])
 def forward_kernel(
     xw, flag, flag_stride, flag_size, weight, bias_ih, bias_hh, halt, halt_bias, lengths, h_in, c_in,
-    mean_out, h_out, c_out, steps_out, remainder, work, tape, counts, report,
+    mean_out, h_out, c_out, steps_out, remainder, work, tape, counts, counters,
     T, B, H, X, limit, threshold, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr,
     BIAS: tl.constexpr, FORCED: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, KS: tl.constexpr, KB: tl.constexpr,
@@ -78,8 +79,8 @@ def forward_kernel(
 ):  # fmt: skip
     """Forward.
 
-    ``counts``: updates made by each row group, two counters for each, N of all steps and rows; ``report``: updates
-    made once more, for the host. ``work``: states [E, 4, B, H] (s^n in turns of two, then s_t in turns), the programs'
+    ``counts``: updates made by each row group, then N of all steps and rows; ``counters``: two for each row group,
+    zeros before and after. ``work``: states [E, 4, B, H] (s^n in turns of two, then s_t in turns), the programs'
     shares of the logit [E, RG, 2, CG, BR].
     """
     g, rg, e = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -96,9 +97,8 @@ def forward_kernel(
     networks = tl.num_programs(2)
     states = work + e * 4 * plane
     parts = work + networks * 4 * plane + (e * groups + rg) * 2 * CG * BR
-    used = counts + e * groups + rg
-    counter = used + networks * groups
-    steps = counts + 3 * networks * groups
+    counter = counters + 2 * (e * groups + rg)
+    steps = counts + networks * groups
     all_rows = networks.to(tl.int64) * groups * capacity * BR
     prev, gates, prev_c, prob, weights = tape_parts(tape, all_rows, H, CELL, SLOTS)
     bias_h = tl.load(halt_bias + e)
@@ -238,6 +238,7 @@ def forward_kernel(
                 tl.store(weights + slot, tl.where(running, p, 0.0), mask=mine)
                 tl.store(prev + slot * (H + EXTRA) + H, tl.where(slot >= 0, 1.0, 0.0), mask=mine)
                 tl.store(prev + slot * (H + EXTRA) + H + 1, first + tl.zeros([BR], tl.float32), mask=mine)
+                tl.store(prev + slot * (H + EXTRA) + H + 2, tl.where(slot >= 0, 1.0, 0.0), mask=mine)
             s0 = s
             c0 = tl.where(live, c, 0.0)
             running = going
@@ -259,23 +260,22 @@ def forward_kernel(
     tl.store(h_out + e * plane + own, s_t, mask=ok)
     if CELL == LSTM:
         tl.store(c_out + e * plane + own, c_t, mask=ok)
-    if g == 0:
-        tl.store(used, u)
-        if KEEP:
-            tl.store(report + e * groups + rg, u)
+    tl.store(counts + e * groups + rg, u, mask=g == 0)
+    leave(counter, CG)
 
 
-@triton.jit(do_not_specialize=["T", "capacity", "longest"])
+@triton.jit(do_not_specialize=["T", "capacity", "longest", "stride_t", "stride_b"])
 def backward_kernel(
-    weight, halt, d_mean, d_h, d_c, d_remainder, d_xw, tape, counts, dots,
+    weight, halt, d_mean, d_h, d_c, d_remainder, stride_t, stride_b, d_xw, h_out, c_out, tape, counts, counters, dots,
     T, B, H, X, capacity, longest,
-    CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, FORCED: tl.constexpr,
+    CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, LAST: tl.constexpr, FORCED: tl.constexpr,
     BR: tl.constexpr, BU: tl.constexpr, KS: tl.constexpr, KB: tl.constexpr, CG: tl.constexpr, CGP: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
     """Backward: ``gates`` become derivatives, slots without an update up to ``longest`` zeros.
 
-    ``d_h``, ``d_c`` come in as derivatives by the last state and go out as those by the first.
+    ``d_h``, ``d_c``: derivatives by the last state, where LAST; ``h_out``, ``c_out``: those by the first.
+    ``stride_t``, ``stride_b``: of d_remainder.
     ``dots [E, capacity, RG, CG, BR]``: the programs' shares of G . s^n.
     """
     g, rg, e = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -285,8 +285,8 @@ def backward_kernel(
     real = row < B
     weight += e.to(tl.int64) * GATES * H * H
     networks = tl.num_programs(2)
-    counter = counts + 2 * networks * groups + e * groups + rg
-    steps = counts + 3 * networks * groups
+    counter = counters + 2 * (e * groups + rg)
+    steps = counts + networks * groups
     all_rows = networks.to(tl.int64) * groups * capacity * BR
     prev, gates, prev_c, prob, weights = tape_parts(tape, all_rows, H, CELL, SLOTS)
     u = tl.load(counts + e * groups + rg)
@@ -313,10 +313,12 @@ def backward_kernel(
     if GATES > 3:
         w3, rest3 = take_weight(right + 3 * H * H, right_ok, EXACT)
     w_halt = tl.load(halt + e * H + j, mask=column, other=0.0)
-    G = tl.load(d_h + own, mask=ok, other=0.0)
+    G = tl.zeros([BR, BU], tl.float32)
     Gc = G
-    if CELL == LSTM:
-        Gc = tl.load(d_c + own, mask=ok, other=0.0)
+    if LAST:
+        G = tl.load(d_h + own, mask=ok, other=0.0)
+        if CELL == LSTM:
+            Gc = tl.load(d_c + own, mask=ok, other=0.0)
     target = 0
 
     for back in range(T):
@@ -328,7 +330,7 @@ def backward_kernel(
         u -= top
         start = (e * capacity + u).to(tl.int64)
         G += tl.load(d_mean + at[:, None] * H + j[None, :], mask=ok & here[:, None], other=0.0)
-        r_t = tl.load(d_remainder + at, mask=real, other=0.0)
+        r_t = tl.load(d_remainder + (e * T + t) * stride_t + row * stride_b, mask=real, other=0.0)
         x0 = tl.zeros([BR, BU], tl.float32)
         x1 = tl.zeros([BR, BU], tl.float32)
         x2 = tl.zeros([BR, BU], tl.float32)
@@ -422,6 +424,7 @@ def backward_kernel(
             tl.store(to + 3 * H, x3, mask=ok)
         elif CELL == GRU:
             tl.store(to + 2 * H, x3, mask=ok)
-    tl.store(d_h + own, G, mask=ok)
+    tl.store(h_out + own, G, mask=ok)
     if CELL == LSTM:
-        tl.store(d_c + own, Gc, mask=ok)
+        tl.store(c_out + own, Gc, mask=ok)
+    leave(counter, CG)

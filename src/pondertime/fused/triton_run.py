@@ -21,6 +21,9 @@ from pondertime.fused.triton_tape import EXTRA
 _updates: dict[tuple[Any, ...], int] = {}
 # Kernels by what they were built for, and their constants.
 _built: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+_counters: dict[tuple[torch.device, int], Tensor] = {}
+# Row groups that may wait for each other at once: no more than programs fit a device.
+MOST_GROUPS = 1024
 # A tape of no more bytes than this has room for the largest number of updates.
 SMALL_TAPE = 2**27
 # Bytes of a multiprocessor's shared memory that weights and states may take.
@@ -47,12 +50,20 @@ def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int) -> Bloc
     room = 1
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).multi_processor_count // (E * triton.cdiv(B, BR))
-    KS = min(4 if HP <= 128 else 16, HP // 16)
-    for BU in (32, 64, 128) if gates == 1 else (8, 16, 32, 64):
+    KS = min(4 if gates == 1 else 8, HP // 16)
+    for BU in (16, 32, 64, 128) if gates == 1 else (8, 16, 32, 64):
         CG = triton.cdiv(H, BU)
         if CG <= max(1, room) and 4 * HP * (2 * BU * gates + 2 * BR) <= SHARED:
-            return Blocks(BR, BU, KS, HP // KS, CG, 4 if HP <= 128 else 8)
+            return Blocks(BR, BU, KS, HP // KS, CG)
     return None
+
+
+def counters(device: torch.device) -> Tensor:
+    """Zeros for the barriers of one launch at a time, which leaves them zeros."""
+    key = (device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+    if key not in _counters:
+        _counters[key] = torch.zeros(2 * MOST_GROUPS, dtype=torch.int32, device=device)
+    return _counters[key]
 
 
 def precise() -> bool:
@@ -117,7 +128,7 @@ class Run:
     def meta(self, **options: Any) -> dict[str, Any]:
         """What all kernels are made for, in the order of their parameters."""
         kind = self.kind
-        made = dict(CELL=KINDS.index(kind), GATES=kind.gates, SLOTS=kind.slots, RAGGED=self.lengths is not None)
+        made = dict(CELL=KINDS.index(kind), GATES=kind.gates, SLOTS=kind.slots)
         return made | options | dict(FORCED=self.rules.force_steps is not None)
 
     def project(self) -> Tensor:
@@ -149,7 +160,7 @@ class Run:
         """The flag's column and the other tensors of the caller that a forward pass reads."""
         i = self.inputs
         given = (i.weight_hh, i.bias_ih, i.bias_hh, i.halt, i.halt_bias, self.lengths, i.h, i.c)
-        return i.weight_ih[..., -1], *(None if a is None else a.contiguous() for a in given)
+        return i.weight_ih[..., -1], *(a if a is None or a.is_contiguous() else a.contiguous() for a in given)
 
     def new_tape(self, rows: int) -> Tensor:
         widths = self.H + self.S + (self.kind.leaves - 1) * self.H + 2 * EXTRAS + 2
@@ -171,38 +182,50 @@ class Run:
             return a[3] * torch.tanh(a[1] * prev_c + a[0] * a[2])
         return a[3] + a[1] * (prev[:, : self.H] - a[3]) if self.kind is GRU else a[0]
 
-    def given(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """The caller's derivatives by mean, h, c and remainder: zeros where there are none, copies of the states'."""
+    def given(self, grads: tuple[Tensor | None, ...]) -> tuple[tuple[Any, ...], bool]:
+        """The caller's derivatives by mean, h, c and remainder, the strides of the last, and whether h, c have any."""
         i, shape = self.inputs, (self.E, self.T, self.B)
         d_mean, d_h, d_c, _, d_remainder = grads
         d_mean = self.new(*shape, self.H, zero=True) if d_mean is None else d_mean.contiguous()
-        d_remainder = self.new(*shape, zero=True) if d_remainder is None else d_remainder.contiguous()
-        d_h, d_c = (
-            None if a is None else torch.zeros_like(a) if g is None else g.clone(memory_format=torch.contiguous_format)
-            for a, g in ((i.h, d_h), (i.c, d_c))
-        )
-        return d_mean, d_h, d_c, d_remainder
+        if d_remainder is None:
+            d_remainder = self.new(*shape, zero=True)
+        elif self.E > 1:
+            d_remainder = d_remainder.contiguous()
+        last = d_h is not None or d_c is not None
+        if last:
+            d_h = torch.zeros_like(i.h) if d_h is None else d_h.contiguous()
+            if i.c is not None:
+                d_c = torch.zeros_like(i.c) if d_c is None else d_c.contiguous()
+        return (d_mean, d_h, d_c, d_remainder, *d_remainder.stride()[-2:]), last
 
     def by_tape(
         self, rows: int, used: int, d_xw: Tensor, d_h: Tensor, d_c: Tensor | None, *, x: bool
     ) -> list[Tensor | None]:
         """Derivatives by all inputs, from the derivatives on the tape and those by W_x x_t and by the first state.
 
-        One product over the tape gives those by W_h, w, b, b_h and the flag's column.
+        One product over the tape gives those by W_h, w, b (twice: each bias has its own), b_h and the flag's column.
         """
-        i, H, S = self.inputs, self.H, self.S
-        prev, gates = self.parts(rows)[:2]
-        prev, gates = prev[:, :used, : H + 2], gates[:, :used, : S + 1]
-        made = torch.mm(gates[0].t(), prev[0])[None] if self.E == 1 else torch.bmm(gates.transpose(1, 2), prev)
-        by_x, by_s = made[:, :S], made[:, : self.P]
+        i, E, H, S, P = self.inputs, self.E, self.H, self.S, self.P
+        tall, wide = H + EXTRAS, S + EXTRAS
+        prev = self.tape.as_strided((E, used, H + 3), (rows * tall, tall, 1), 0)
+        gates = self.tape.as_strided((E, S + 1, used), (rows * wide, 1, wide), E * rows * tall)
+        made = torch.mm(gates[0], prev[0]) if E == 1 else torch.bmm(gates, prev)
+        front = (E,) if self.rules.stacked else ()
+
+        def part(shape: tuple[int, ...], strides: tuple[int, ...], at: int) -> Tensor:
+            return made.as_strided((*front, *shape), ((S + 1) * (H + 3),)[: len(front)] + strides, at)
+
+        flag, bias = part((S,), (H + 3,), H + 1), part((S,), (H + 3,), H)
         if self.kind is GRU:
-            by_x = torch.cat([made[:, : 2 * H], made[:, 3 * H : S]], 1)
-        d_bias_ih, d_bias_hh = None, None
-        if i.bias_ih is not None:
-            d_bias_ih, d_bias_hh = torch.stack([by_x[:, :, H], by_s[:, :, H]])
-        d_weight, d_x = self.by_input(d_xw, by_x[:, :, H + 1], x=x)
-        found = [d_x, d_weight, by_s[:, :, :H], d_bias_ih, d_bias_hh, made[:, S:, :H], made[:, S, H : H + 1], d_h, d_c]
-        return [None if a is None else a.view(b.shape) for a, b in zip(found, i, strict=True)]
+            flag, bias = (torch.cat([a[..., : 2 * H], a[..., 3 * H :]], -1) for a in (flag, bias))
+        d_weight, d_x = self.by_input(d_xw, flag, x=x)
+        end = S * (H + 3)
+        biased = i.bias_ih is not None
+        return [
+            d_x, d_weight, part((P, H), (H + 3, 1), 0), bias if biased else None,
+            part((P,), (H + 3,), H + 2) if biased else None, part((1, H), (H + 3, 1), end), part((1,), (1,), end + H),
+            d_h, d_c,
+        ]  # fmt: skip
 
     def by_input(self, d_xw: Tensor, flag: Tensor, *, x: bool) -> tuple[Tensor, Tensor | None]:
         """Derivatives by W_x and the flag's column, and by x."""
@@ -222,7 +245,7 @@ class Run:
             columns = d_weight.new_zeros(E, size - 1, X)
             columns.scatter_add_(1, i.x.long().reshape(E, -1, 1).expand(-1, -1, X), d_xw)
             d_weight[:, :, :-1] = columns.transpose(1, 2)
-        return d_weight, d_x
+        return d_weight.view(i.weight_ih.shape), None if d_x is None else d_x.view(i.x.shape)
 
 
 class LoopRun(Run):
@@ -245,33 +268,25 @@ class LoopRun(Run):
             self.make_room()
 
     def forward(self) -> Outputs:
-        E, T, B, H, k, cuda = self.E, self.T, self.B, self.H, self.blocks, self.device.type == "cuda"
+        E, T, B, H, k = self.E, self.T, self.B, self.H, self.blocks
         xw, out, users = self.project(), self.outputs(), self.users()
-        self.counts = self.new(E * (3 * self.groups + T * B), zero=True, dtype=torch.int32)
+        self.counts = self.new(E * (self.groups + T * B), dtype=torch.int32)
         work = self.tape = self.new(E * (4 * B * H + 2 * self.groups * k.CG * k.BR))
-        self.report = self.event = None
         if self.keep:
             self.tape = self.new_tape(self.capacity * self.groups * k.BR)
-            # The kernel writes to the host's memory by itself, and nobody waits for it yet.
-            self.report = torch.empty(E * self.groups, dtype=torch.int32, pin_memory=cuda)
         stride = users[0].stride(-1)
-        meta = self.meta(KEEP=self.keep, BIAS=users[2] is not None) | self.sizes
+        meta = self.meta(RAGGED=users[6] is not None, KEEP=self.keep, BIAS=users[2] is not None) | self.sizes
         self.starter(
             forward_kernel, self.grid, meta, users, xw, users[0], stride, self.X * stride, *users[1:],
-            *out[:3], out.steps, out.remainder, work, self.tape, self.counts, self.report,
+            *out[:3], out.steps, out.remainder, work, self.tape, self.counts, counters(self.device),
             T, B, H, self.X, self.limit, 1 - self.rules.epsilon, self.capacity, strides=(stride,), **self.launch,
         )()  # fmt: skip
-        if self.keep and cuda:
-            self.event = torch.cuda.Event()
-            self.event.record()
         return out
 
     @property
     def rows(self) -> int:
-        """Updates of the longest row group."""
-        if self.event is not None:
-            self.event.synchronize()
-        return max(self.report.tolist())
+        """Updates of the longest row group; waits for the device."""
+        return max(self.counts[: self.E * self.groups].tolist())
 
     def make_room(self) -> int:
         """Run again with a longer tape if it was too short; returns the updates of the longest row group."""
@@ -286,13 +301,13 @@ class LoopRun(Run):
         """Derivatives by all inputs; by x only where it is asked for. The tape is used up."""
         i, k, E, T, B, H = self.inputs, self.blocks, self.E, self.T, self.B, self.H
         longest = self.make_room()
-        d_mean, d_h, d_c, d_remainder = self.given(grads)
+        given, last = self.given(grads)
         d_xw, dots = self.new(E, T * B, self.X), self.new(E * self.capacity * self.groups * k.CG * k.BR)
-        users = (i.weight_hh.contiguous(), i.halt.contiguous(), d_mean, d_h, d_c, d_remainder)
-        meta = self.meta() | self.sizes
-        del meta["RAGGED"]
+        d_h, d_c = torch.empty_like(i.h), None if i.c is None else torch.empty_like(i.c)
+        weights = tuple(a if a.is_contiguous() else a.contiguous() for a in (i.weight_hh, i.halt))
         self.starter(
-            backward_kernel, self.grid, meta, users, *users, d_xw, self.tape, self.counts, dots,
+            backward_kernel, self.grid, self.meta(LAST=last) | self.sizes, (*weights, *given[:4]), *weights, *given,
+            d_xw, d_h, d_c, self.tape, self.counts, counters(self.device), dots,
             T, B, H, self.X, self.capacity, longest, **self.launch,
         )()  # fmt: skip
         slot = self.groups * k.BR
@@ -305,7 +320,7 @@ class LoopRun(Run):
         prob, p = (a[0].view(shape) for a in self.parts(rows)[3:])
         visible = self.visible(rows).reshape(*shape, self.H)
         steps = torch.zeros(self.T, groups * BR, dtype=torch.int64)
-        steps[:, : self.B] = self.counts[3 * self.E * groups :][: self.T * self.B].view(self.T, self.B).cpu()
+        steps[:, : self.B] = self.counts[self.E * groups :][: self.T * self.B].view(self.T, self.B).cpu()
         longest = steps.view(self.T, groups, BR).amax(2)
         start = longest.cumsum(0) - longest
         updates = []

@@ -1,6 +1,6 @@
 """What the kernels share: the tape, sums and barriers of programs that work together.
 
-A row of the tape is one update of one row of the batch. prev: s^{n-1}, a one, whether n is 1, then room. gates: the
+A row of the tape is one update of one row of the batch. prev: s^{n-1}, a one, whether n is 1, a one, then room. gates: the
 activations, in the backward pass the derivatives by a; then the derivative by the logit of update n - 1, then room.
 Rows without an update are zeros by the end of the backward pass, so that one product over the tape gives the
 derivatives by the weights.
@@ -28,6 +28,15 @@ def wait_for_all(counter, target, CG: tl.constexpr):
         while seen < target:
             seen = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
         tl.debug_barrier()
+
+
+@triton.jit
+def leave(counter, CG: tl.constexpr):
+    """The last program of a row group leaves its two counters as it found them."""
+    if CG > 1:
+        if tl.atomic_add(counter + 1, 1, sem="acq_rel", scope="gpu") == CG - 1:
+            tl.store(counter, 0)
+            tl.store(counter + 1, 0)
 
 
 @triton.jit
@@ -79,6 +88,7 @@ def clear_slots(prev, gates, u, longest, capacity, e, rg, groups, g, j, H, SLOTS
         if g == 0:
             tl.store(prev + slot * (H + EXTRA) + H, tl.zeros([BR], tl.float32))
             tl.store(prev + slot * (H + EXTRA) + H + 1, tl.zeros([BR], tl.float32))
+            tl.store(prev + slot * (H + EXTRA) + H + 2, tl.zeros([BR], tl.float32))
             tl.store(gates + slot * (SLOTS * H + EXTRA) + SLOTS * H, tl.zeros([BR], tl.float32))
 
 

@@ -19,8 +19,8 @@ class TickRun(Run):
 
     def __init__(self, inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> None:
         super().__init__(inputs, rules, keep=keep or seen, key=("ticks",))
-        self.sizes = {"BH": triton.next_power_of_2(self.H)}
-        self.launch = {"num_warps": 4 if self.H <= 512 else 8}
+        self.sizes = {"H": self.H, "X": self.X, "BH": triton.next_power_of_2(self.H)}
+        self.launch = {"num_warps": 4 if self.H <= 512 else 16}
         if self.keep:
             self.capacity = self.guess(self.B)
         self.out: Any = self.forward()
@@ -46,11 +46,11 @@ class TickRun(Run):
             self.tape = self.new_tape(self.capacity * B)
         report = torch.zeros(E * B, dtype=torch.int32, pin_memory=cuda)
         made, weight, stride = self.new(*front, B, self.P), users[1].transpose(-1, -2), users[0].stride(-1)
-        meta = self.meta(KEEP=self.keep, BIAS=users[2] is not None) | self.sizes
+        meta = self.meta(RAGGED=users[6] is not None, KEEP=self.keep, BIAS=users[2] is not None) | self.sizes
         start = self.starter(
             tick_forward, (B, E, 1), meta, users, made, xw, users[0], stride, self.X * stride, *users[1:],
             *out[:3], out.steps, out.remainder, work, self.tape, self.counts, report,
-            T, B, H, self.X, self.limit, 1 - self.rules.epsilon, self.capacity, strides=(stride,), **self.launch,
+            T, B, self.limit, 1 - self.rules.epsilon, self.capacity, strides=(stride,), **self.launch,
         )  # fmt: skip
         state, now = self.inputs.h, work[: E * B * H].view(*front, B, H)
         ticks, until = 0, self.remembered(T)
@@ -75,14 +75,14 @@ class TickRun(Run):
     def gradients(self, grads: tuple[Tensor | None, ...], *, x: bool) -> list[Tensor | None]:
         """Derivatives by all inputs; by x only where it is asked for. The tape is used up."""
         i, E, T, B, H = self.inputs, self.E, self.T, self.B, self.H
-        d_mean, d_h, d_c, d_remainder = self.given(grads)
+        given, last = self.given(grads)
         d_xw = self.new(E, T * B, self.X, zero=self.lengths is not None)
         work, weight = self.new(3 * E * B * H + E * B), i.weight_hh.contiguous()
-        made = torch.empty_like(d_h)
-        users = (i.halt.contiguous(), self.lengths, d_mean, d_h, d_c, d_remainder)
+        made, halt = torch.empty_like(i.h), i.halt.contiguous()
+        meta = self.meta(RAGGED=self.lengths is not None, LAST=last) | self.sizes
         start = self.starter(
-            tick_backward, (B, E, 1), self.meta() | self.sizes, users, made, *users, d_xw, work, self.tape, self.counts,
-            T, B, H, self.X, self.capacity, **self.launch,
+            tick_backward, (B, E, 1), meta, (halt, self.lengths, *given[:4]), made, halt, self.lengths, *given,
+            d_xw, work, self.tape, self.counts, T, B, self.capacity, **self.launch,
         )  # fmt: skip
         rows = self.capacity * B
         gates = self.parts(rows)[1].view(E, self.capacity, B, -1)[..., : self.P]
@@ -92,7 +92,7 @@ class TickRun(Run):
             self.product(d if self.rules.stacked else d[0], weight, made)
         past = work[2 * E * B * H : 3 * E * B * H].view(made.shape)
         d_h = made + past if self.kind is GRU else made
-        return self.by_tape(rows, self.ticks * B, d_xw, d_h, None if d_c is None else past.clone(), x=x)
+        return self.by_tape(rows, self.ticks * B, d_xw, d_h, None if i.c is None else past.clone(), x=x)
 
     def trace(self) -> list[Update]:
         """Every update of the first network."""

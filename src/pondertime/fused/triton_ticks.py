@@ -30,9 +30,9 @@ def take(at, inside):
 def tick_forward(
     tick, product, xw, flag, flag_stride, flag_size, weight, bias_ih, bias_hh, halt, halt_bias, lengths, h_in, c_in,
     mean, h_out, c_out, steps_out, remainder, work, tape, counts, report,
-    T, B, H, X, limit, threshold, capacity,
+    T, B, limit, threshold, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr,
-    BIAS: tl.constexpr, FORCED: tl.constexpr, BH: tl.constexpr,
+    BIAS: tl.constexpr, FORCED: tl.constexpr, H: tl.constexpr, X: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """One update of a row.
 
@@ -126,6 +126,7 @@ def tick_forward(
             tl.store(prev + slot * (H + EXTRA) + j, s0, mask=ok & kept)
             tl.store(prev + slot * (H + EXTRA) + H, 1.0, mask=kept)
             tl.store(prev + slot * (H + EXTRA) + H + 1, first, mask=kept)
+            tl.store(prev + slot * (H + EXTRA) + H + 2, 1.0, mask=kept)
             to = gates + slot * (SLOTS * H + EXTRA) + j
             tl.store(to, a0, mask=ok & kept)
             if GATES > 1:
@@ -145,12 +146,12 @@ def tick_forward(
         tl.store(report + row, tick + 1, mask=end)
 
 
-@triton.jit(do_not_specialize=["tick", "T", "B", "capacity"])
+@triton.jit(do_not_specialize=["tick", "T", "B", "capacity", "stride_t", "stride_b"])
 def tick_backward(
-    tick, product, halt, lengths, d_mean, d_h, d_c, d_remainder, d_xw, work, tape, counts,
-    T, B, H, X, capacity,
-    CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, FORCED: tl.constexpr,
-    BH: tl.constexpr,
+    tick, product, halt, lengths, d_mean, d_h, d_c, d_remainder, stride_t, stride_b, d_xw, work, tape, counts,
+    T, B, capacity,
+    CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, LAST: tl.constexpr,
+    FORCED: tl.constexpr, H: tl.constexpr, X: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """One update of a row backwards: the activations of its slot become derivatives, or zeros where there is none.
 
@@ -176,6 +177,7 @@ def tick_backward(
             tl.store(to + k * H, zero, mask=ok)
         tl.store(prev + slot * (H + EXTRA) + H, 0.0)
         tl.store(prev + slot * (H + EXTRA) + H + 1, 0.0)
+        tl.store(prev + slot * (H + EXTRA) + H + 2, 0.0)
         tl.store(gates + slot * width + SLOTS * H, 0.0)
     else:
         n = tl.load(info + tape_rows + slot)
@@ -193,7 +195,9 @@ def tick_backward(
         past = take(work + 2 * plane + own, ok & (final == 0))
         if CELL == GRU:
             D += past
-        fresh = D + take(d_h + own, ok & final) + take(d_mean + at * H + j, ok & ends)
+        fresh = D + take(d_mean + at * H + j, ok & ends)
+        if LAST:
+            fresh += take(d_h + own, ok & final)
         G = tl.where(ends, fresh, take(work + own, ok & (ends == 0)))
         D = tl.where(ends, 0.0, D)
         tl.store(work + own, G, mask=ok & ends)
@@ -203,7 +207,10 @@ def tick_backward(
         dot = tl.sum(G * s, 0)
         Gc = G
         if CELL == LSTM:
-            Gc = tl.where(ends, past + take(d_c + own, ok & final), take(work + plane + own, ok & (ends == 0)))
+            Gc = past
+            if LAST:
+                Gc += take(d_c + own, ok & final)
+            Gc = tl.where(ends, Gc, take(work + plane + own, ok & (ends == 0)))
             past = tl.where(ends, 0.0, past)
             tl.store(work + plane + own, Gc, mask=ok & ends)
             dot += tl.sum(Gc * c, 0)
@@ -213,7 +220,7 @@ def tick_backward(
             h = tl.load(prob + slot)
             end_dot = tl.load(work + 3 * plane + row, mask=ends == 0, other=0.0)
             tl.store(work + 3 * plane + row, dot, mask=ends)
-            d_logit = tl.where(ends, 0.0, (dot - end_dot - tl.load(d_remainder + at)) * h * (1 - h))
+            d_logit = tl.where(ends, 0.0, (dot - end_dot - tl.load(d_remainder + (e * T + t) * stride_t + b * stride_b)) * h * (1 - h))
         tl.store(gates + (slot + B) * width + SLOTS * H, d_logit, mask=ends == 0)
         tl.store(gates + slot * width + SLOTS * H, 0.0, mask=n == 1)
         dh = p * G + D + d_logit * take(halt + e * H + j, ok)
