@@ -57,5 +57,7 @@ def compare_members(group: GpuGroup, updates: int) -> dict[str, float]:
         assert [i for i, _ in mine] == [i for i, _ in intervals]
         for (_, a), (_, b) in zip(mine, intervals, strict=True):
             worst["flips"] += sum(abs(x - y) for x, y in zip(a[8:], b[8:], strict=True)) / 2
-            worst["sums"] = max(worst["sums"], *(abs(x - y) / max(1.0, abs(y)) for x, y in zip(a[:3], b[:3], strict=True)))
+            worst["sums"] = max(
+                worst["sums"], *(abs(x - y) / max(1.0, abs(y)) for x, y in zip(a[:3], b[:3], strict=True))
+            )
     return worst

@@ -1,8 +1,8 @@
 """What the kernels that train whole networks share: settings, packed inputs, Adam, metrics.
 
 A network's row of ``settings`` (float64): tau, learning rate, log beta2, beta2, clip (0: none), warm-up of tau,
-force_steps (0: none), limit of updates a step. Its parameters are one flat row, in the order of the state dict, the rows
-of ``weight_ih`` padded to a multiple of four.
+force_steps (0: none), limit of updates a step. Its parameters are one flat row, in the order of the state dict,
+the rows of ``weight_ih`` padded to a multiple of four.
 """
 
 import triton
@@ -17,12 +17,12 @@ LOG_BETA1 = tl.constexpr(-0.10536051565782628)
 
 
 @triton.jit
-def unpack(words, row, on, I: tl.constexpr, R: tl.constexpr, IP: tl.constexpr, SIGNED: tl.constexpr):
+def unpack(words, row, on, IN: tl.constexpr, R: tl.constexpr, IP: tl.constexpr, SIGNED: tl.constexpr):
     """Inputs in {0, 1}, or {-1, 0, 1} where SIGNED, of R packed rows: ``[R, IP]``, 0 where a row is not on.
 
-    A row is I / 32 integers, bit i % 32 of number i // 32 set where input i is 1; then as many for -1.
+    A row is IN / 32 integers, bit i % 32 of number i // 32 set where input i is 1; then as many for -1.
     """
-    WORDS: tl.constexpr = (I + 31) // 32
+    WORDS: tl.constexpr = (IN + 31) // 32
     stride = WORDS * 2 if SIGNED else WORDS
     number = tl.arange(0, IP // 32)
     bit = tl.arange(0, 32)
@@ -35,15 +35,15 @@ def unpack(words, row, on, I: tl.constexpr, R: tl.constexpr, IP: tl.constexpr, S
 
 
 @triton.jit
-def pack(input, words, rows, I: tl.constexpr, WORDS: tl.constexpr, SIGNED: tl.constexpr, R: tl.constexpr):
+def pack(input, words, rows, IN: tl.constexpr, WORDS: tl.constexpr, SIGNED: tl.constexpr, R: tl.constexpr):
     """The inverse of ``unpack``: one program packs R rows of float inputs."""
     row = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)
     bit = tl.arange(0, 32)
     stride = WORDS * 2 if SIGNED else WORDS
     for w in tl.static_range(WORDS):
         i = w * 32 + bit
-        on = (row < rows)[:, None] & (i < I)[None, :]
-        x = tl.load(input + row[:, None] * I + i[None, :], mask=on, other=0.0)
+        on = (row < rows)[:, None] & (i < IN)[None, :]
+        x = tl.load(input + row[:, None] * IN + i[None, :], mask=on, other=0.0)
         tl.store(words + row * stride + w, tl.sum((x > 0).to(tl.int32) << bit[None, :], 1), mask=row < rows)
         if SIGNED:
             negative = tl.sum((x < 0).to(tl.int32) << bit[None, :], 1)
@@ -66,16 +66,14 @@ def quick_tanh(x, FAST: tl.constexpr):
     """tanh, or the processor's own, good to 2^-11, which is finer than a bfloat16."""
     if FAST:
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
-    else:
-        return tanh(x)
+    return tanh(x)
 
 
 @triton.jit
 def quick_sigmoid(x, FAST: tl.constexpr):
     if FAST:
         return 0.5 + 0.5 * quick_tanh(0.5 * x, FAST)
-    else:
-        return sigmoid(x)
+    return sigmoid(x)
 
 
 @triton.jit

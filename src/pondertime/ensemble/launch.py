@@ -28,8 +28,8 @@ class RNNLaunch:
     def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, back: int = 2, adam: int = 1,
                  block: int = 4096) -> None:  # fmt: skip
         config, task = group.configs[0], group.task
-        B, H, I = config.batch_size, config.hidden_size, task.input_size
-        BP, HP, IP = padded(B), padded(H), max(32, padded(I))
+        B, H, IN = config.batch_size, config.hidden_size, task.input_size
+        BP, HP, IP = padded(B), padded(H), max(32, padded(IN))
         dtype, DT, ieee = TYPES[group.precision]
         slots, M, device = group.programs, config.max_steps, group.device
         self.scratch = (
@@ -39,11 +39,25 @@ class RNNLaunch:
             torch.empty(slots, M, 4, BP, device=device),
         )
         self.queue = torch.zeros(1, dtype=torch.int32, device=device)
-        self.sizes = dict(
-            B=B, H=H, I=I, BP=BP, HP=HP, IP=IP, PS=group.stride, KP=triton.next_power_of_2(group.K), SLOTS=SLOTS,
-            DT=DT, PRECISION=ieee, FAST=group.precision == "bfloat16", BLOCK=block, STAGES=stages, BACK=back, ADAM=adam,
-            num_warps=num_warps,
-        )  # fmt: skip
+        self.sizes = {
+            "B": B,
+            "H": H,
+            "IN": IN,
+            "BP": BP,
+            "HP": HP,
+            "IP": IP,
+            "PS": group.stride,
+            "KP": triton.next_power_of_2(group.K),
+            "SLOTS": SLOTS,
+            "DT": DT,
+            "PRECISION": ieee,
+            "FAST": group.precision == "bfloat16",
+            "BLOCK": block,
+            "STAGES": stages,
+            "BACK": back,
+            "ADAM": adam,
+            "num_warps": num_warps,
+        }
 
     def launch(self, group: Any, schedule: Tensor, networks: int, until: int) -> None:
         config, ring = group.configs[0], group.ring
@@ -67,9 +81,9 @@ class LSTMLaunch:
     def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, back: int = 2, adam: int = 2,
                  block: int = 4096, rows: int = 64) -> None:  # fmt: skip
         config, task = group.configs[0], group.task
-        T, B, H, I = task.steps, config.batch_size, config.hidden_size, task.input_size
+        T, B, H, IN = task.steps, config.batch_size, config.hidden_size, task.input_size
         # Two more inputs: the flag, and a constant whose weight is the bias.
-        BP, HP, IP = padded(B), padded(H), max(32, padded(I + 2))
+        BP, HP, IP = padded(B), padded(H), max(32, padded(IN + 2))
         dtype, DT, ieee = TYPES[group.precision]
         slots, C, device = group.programs, T * config.max_steps, group.device
         self.max_cells = C
@@ -83,11 +97,27 @@ class LSTMLaunch:
             torch.empty(slots, T, 4, BP, device=device),
         )
         self.queue = torch.zeros(1, dtype=torch.int32, device=device)
-        self.sizes = dict(
-            T=T, B=B, H=H, I=I, BP=BP, HP=HP, IP=IP, PS=group.stride, KP=triton.next_power_of_2(group.K), SLOTS=SLOTS,
-            DT=DT, PRECISION=ieee, FAST=group.precision == "bfloat16", BLOCK=block, STAGES=stages, KB=rows, BACK=back,
-            ADAM=adam, num_warps=num_warps,
-        )  # fmt: skip
+        self.sizes = {
+            "T": T,
+            "B": B,
+            "H": H,
+            "IN": IN,
+            "BP": BP,
+            "HP": HP,
+            "IP": IP,
+            "PS": group.stride,
+            "KP": triton.next_power_of_2(group.K),
+            "SLOTS": SLOTS,
+            "DT": DT,
+            "PRECISION": ieee,
+            "FAST": group.precision == "bfloat16",
+            "BLOCK": block,
+            "STAGES": stages,
+            "KB": rows,
+            "BACK": back,
+            "ADAM": adam,
+            "num_warps": num_warps,
+        }
 
     def launch(self, group: Any, schedule: Tensor, networks: int, until: int) -> None:
         config, ring = group.configs[0], group.ring

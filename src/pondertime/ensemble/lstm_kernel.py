@@ -4,9 +4,9 @@ The frame is that of ``rnn_kernel.py``. A batch has at most 16 rows, so W_h stay
 updates of all steps are numbered on, and their rows follow each other, so that the weight gradients are products over
 all of them. Kept of a cell update: h^{n-1}, c^{n-1}, and the gates, which turn into their derivatives in place.
 
-Scratch of a program: hidden ``[C, BP, HP]`` and cell ``[C, BP, HP]`` states, gates ``[C, 4, BP, HP]``, inputs ``[T, 4, BP,
-HP]`` (W_x x_t + b, then the sum over n of the derivatives), tape ``[C, 2, BP]`` (h, p) and notes ``[T, 4, BP]`` (N, y, number
-of the step's first cell update, how many it has).
+Scratch of a program, C the number of a cell update: hidden and cell states ``[C, BP, HP]``; gates ``[C, 4, BP, HP]``;
+inputs ``[T, 4, BP, HP]``, W_x x_t + b and later the sum over n of the derivatives; tape ``[C, 2, BP]``, h and p; notes
+``[T, 4, BP]``, N, d/dy, the number of the step's first cell update and how many it has.
 """
 
 import triton
@@ -30,8 +30,9 @@ from pondertime.fused.triton_math import lstm_backward, sigmoid
 
 @triton.jit
 def project(weights, words, inputs, longest, step_rows,
-            B: tl.constexpr, H: tl.constexpr, I: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IP: tl.constexpr,
-            IS: tl.constexpr, BIAS: tl.constexpr, KB: tl.constexpr, DT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+            B: tl.constexpr, H: tl.constexpr, IN: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IP: tl.constexpr,
+            IS: tl.constexpr, BIAS: tl.constexpr, KB: tl.constexpr,
+            DT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """W_x x_t + b for all steps, before the loop."""
     unit, place, k = tl.arange(0, HP), tl.arange(0, IP), tl.arange(0, KB)
     for gate in tl.range(0, 4, num_stages=1):
@@ -42,7 +43,7 @@ def project(weights, words, inputs, longest, step_rows,
         for start in tl.range(0, longest * BP, KB, num_stages=1):
             t, b = (start + k) // BP, (start + k) % BP
             on = (t < longest) & (b < B)
-            x = unpack(words, t * step_rows + b, on, I, KB, IP, False)
+            x = unpack(words, t * step_rows + b, on, IN, KB, IP, False)
             a = tl.dot(x.to(DT), tl.trans(w_x), input_precision=PRECISION) + bias[None, :]
             to = ((t * 4 + gate) * BP + b)[:, None] * HP + unit[None, :]
             tl.store(inputs + to, a, mask=(t < longest)[:, None] & (unit >= 0)[None, :])
@@ -50,19 +51,19 @@ def project(weights, words, inputs, longest, step_rows,
 
 @triton.jit
 def weight_gradients(grads, words, inputs, gates, hidden, notes, longest, cells, step_rows,
-                     B: tl.constexpr, H: tl.constexpr, I: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr,
+                     B: tl.constexpr, H: tl.constexpr, IN: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr,
                      IP: tl.constexpr, IS: tl.constexpr, W_H: tl.constexpr, BIAS: tl.constexpr, KB: tl.constexpr,
                      STAGES: tl.constexpr,
                      DT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Gradients of W_h, W_x, the flag and the biases: products over all rows. Returns their sum of squares.
 
-    The flag is input I, seen by first updates alone; a constant input I + 1 gives the bias.
+    The flag is input IN, seen by first updates alone; a constant input IN + 1 gives the bias.
     """
     unit, place, k = tl.arange(0, HP), tl.arange(0, IP), tl.arange(0, KB)
     on_h = (unit < H)[:, None] & (unit < H)[None, :]
     on_x = (unit < H)[:, None] & (place < IS)[None, :]
     everywhere = (unit >= 0)[None, :]
-    is_flag = ((k >= 0)[:, None] & (place == I)[None, :]).to(DT)
+    is_flag = ((k >= 0)[:, None] & (place == IN)[None, :]).to(DT)
     squares = 0.0
     for gate in tl.range(0, 4, num_stages=1):
         g = tl.zeros([HP, HP], tl.float32)
@@ -82,14 +83,14 @@ def weight_gradients(grads, words, inputs, gates, hidden, notes, longest, cells,
             there = t < longest
             on = there[:, None] & everywhere
             d = tl.load(inputs + ((t * 4 + gate) * BP + b)[:, None] * HP + unit[None, :], mask=on, other=0.0)
-            x = unpack(words, t * step_rows + b, there & (b < B), I, KB, IP, False)
-            x = tl.where((place == I + 1)[None, :], 1.0, x)
+            x = unpack(words, t * step_rows + b, there & (b < B), IN, KB, IP, False)
+            x = tl.where((place == IN + 1)[None, :], 1.0, x)
             g_x = tl.dot(tl.trans(d.to(DT)), x.to(DT), acc=g_x, input_precision=PRECISION)
             first = tl.load(notes + (t * 4 + 2) * BP, mask=there, other=0.0).to(tl.int32)
             at = ((first * 4 + gate) * BP + b)[:, None] * HP + unit[None, :]
             g_x = tl.dot(tl.trans(tl.load(gates + at, mask=on, other=0.0)), is_flag, acc=g_x, input_precision=PRECISION)
-        g_bias = tl.sum(tl.where((place == I + 1)[None, :], g_x, 0.0), 1)
-        g_x = tl.where((place <= I)[None, :], g_x, 0.0)
+        g_bias = tl.sum(tl.where((place == IN + 1)[None, :], g_x, 0.0), 1)
+        g_x = tl.where((place <= IN)[None, :], g_x, 0.0)
         tl.store(grads + (gate * H + unit)[:, None] * IS + place[None, :], g_x, mask=on_x)
         tl.store(grads + BIAS + gate * H + unit, g_bias, mask=unit < H)
         tl.store(grads + BIAS + (4 + gate) * H + unit, g_bias, mask=unit < H)
@@ -100,7 +101,7 @@ def weight_gradients(grads, words, inputs, gates, hidden, notes, longest, cells,
 @triton.jit
 def forward(weights, settings, targets, sums, hidden, cell, gates, inputs, tape, notes, length, longest, step_rows,
             tau, threshold, force, limit, measured,
-            B: tl.constexpr, H: tl.constexpr, I: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr,
+            B: tl.constexpr, H: tl.constexpr, IN: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr,
             IS: tl.constexpr, W_H: tl.constexpr, HALT: tl.constexpr, OUT: tl.constexpr,
             DT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
     """All steps; returns how many cell updates they took, loss, and what the metrics are made of."""
@@ -114,7 +115,7 @@ def forward(weights, settings, targets, sums, hidden, cell, gates, inputs, tape,
     w_f = tl.trans(tl.load(weights + W_H + H * H + at, mask=square, other=0.0).to(DT))
     w_g = tl.trans(tl.load(weights + W_H + 2 * H * H + at, mask=square, other=0.0).to(DT))
     w_o = tl.trans(tl.load(weights + W_H + 3 * H * H + at, mask=square, other=0.0).to(DT))
-    at_flag = weights + unit * IS + I
+    at_flag = weights + unit * IS + IN
     flag_i = tl.load(at_flag, mask=on, other=0.0)[None, :]
     flag_f = tl.load(at_flag + H * IS, mask=on, other=0.0)[None, :]
     flag_g = tl.load(at_flag + 2 * H * IS, mask=on, other=0.0)[None, :]
@@ -287,12 +288,12 @@ def backward(weights, grads, hidden, cell, gates, inputs, tape, notes, longest, 
 def update(
     weights, m1, m2, settings, words, targets, lengths, sums, grads, hidden, cell, gates, inputs, tape, notes,
     i, step_rows, threshold, measure_every,
-    B: tl.constexpr, H: tl.constexpr, I: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IP: tl.constexpr,
+    B: tl.constexpr, H: tl.constexpr, IN: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IP: tl.constexpr,
     DT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     KB: tl.constexpr, BACK: tl.constexpr, ADAM: tl.constexpr,
 ):  # fmt: skip
     """Training update i; returns its number of cell updates and whether the loss is finite."""
-    IS: tl.constexpr = (I + 4) // 4 * 4
+    IS: tl.constexpr = (IN + 4) // 4 * 4
     W_H: tl.constexpr = 4 * H * IS
     BIAS: tl.constexpr = W_H + 4 * H * H
     HALT: tl.constexpr = BIAS + 8 * H
@@ -308,11 +309,11 @@ def update(
     longest = tl.max(length, 0)
     measured = i % measure_every == 0
 
-    project(weights, words, inputs, longest, step_rows, B, H, I, BP, HP, IP, IS, BIAS, KB, DT, PRECISION)
+    project(weights, words, inputs, longest, step_rows, B, H, IN, BP, HP, IP, IS, BIAS, KB, DT, PRECISION)
     tl.debug_barrier()
     cells, task_loss, rho, wrong = forward(
         weights, settings, targets, sums, hidden, cell, gates, inputs, tape, notes, length, longest, step_rows,
-        tau, threshold, force, limit, measured, B, H, I, BP, HP, IS, W_H, HALT, OUT, DT, PRECISION, FAST,
+        tau, threshold, force, limit, measured, B, H, IN, BP, HP, IS, W_H, HALT, OUT, DT, PRECISION, FAST,
     )  # fmt: skip
     loss = tl.sum(task_loss + tau * rho, 0)
     finite = is_finite(loss)
@@ -326,7 +327,7 @@ def update(
         tl.debug_barrier()
         squares += weight_gradients(
             grads, words, inputs, gates, hidden, notes, longest, cells, step_rows,
-            B, H, I, BP, HP, IP, IS, W_H, BIAS, KB, STAGES, DT, PRECISION,
+            B, H, IN, BP, HP, IP, IS, W_H, BIAS, KB, STAGES, DT, PRECISION,
         )  # fmt: skip
         tl.debug_barrier()
         adam(weights, m1, m2, grads, i, squares, settings, P, BLOCK, ADAM)
@@ -340,18 +341,18 @@ def update(
     return cells, finite
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["networks", "until"])
 def train_lstm(
     weights, m1, m2, settings, words, targets, lengths, sums, intervals, interval_at, iterations, cell_updates, stopped,
     closed, taken, filled, budgets, order, queue, grads, hidden, cell, gates, inputs, tape, notes,
     networks, until, threshold, measure_every, log_every, overhead, per_chunk, chunks, max_cells, K,
-    T: tl.constexpr, B: tl.constexpr, H: tl.constexpr, I: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr,
+    T: tl.constexpr, B: tl.constexpr, H: tl.constexpr, IN: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr,
     IP: tl.constexpr, PS: tl.constexpr, KP: tl.constexpr, SLOTS: tl.constexpr,
     DT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     KB: tl.constexpr, BACK: tl.constexpr, ADAM: tl.constexpr,
 ):  # fmt: skip
     """Take networks from the queue and train each as far as this launch allows."""
-    WORDS: tl.constexpr = (I + 31) // 32
+    WORDS: tl.constexpr = (IN + 31) // 32
     slot = tl.program_id(0).to(tl.int64)
     grads += slot * PS
     hidden += slot * max_cells * BP * HP
@@ -379,7 +380,7 @@ def train_lstm(
                 weights + e * PS, m1 + e * PS, m2 + e * PS, settings + e * SETTINGS, words + at * WORDS, targets + at,
                 lengths + chunk * step_rows + i % per_chunk * B, sums + e * K,
                 grads, hidden, cell, gates, inputs, tape, notes, i, step_rows, threshold, measure_every,
-                B, H, I, BP, HP, IP, DT, PRECISION, FAST, BLOCK, STAGES, KB, BACK, ADAM,
+                B, H, IN, BP, HP, IP, DT, PRECISION, FAST, BLOCK, STAGES, KB, BACK, ADAM,
             )  # fmt: skip
             spent += cells + overhead
             made += cells

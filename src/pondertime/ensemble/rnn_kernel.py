@@ -73,12 +73,12 @@ def row_of(tile, k: tl.constexpr):
 @triton.jit
 def update(
     weights, m1, m2, settings, words, targets, sums, grads, states, deltas, tapes, i, threshold, measure_every,
-    B: tl.constexpr, H: tl.constexpr, I: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IP: tl.constexpr,
+    B: tl.constexpr, H: tl.constexpr, IN: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IP: tl.constexpr,
     DT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     BACK: tl.constexpr, ADAM: tl.constexpr,
 ):  # fmt: skip
     """Training update i; returns its number of cell updates and whether the loss is finite."""
-    IS: tl.constexpr = (I + 4) // 4 * 4
+    IS: tl.constexpr = (IN + 4) // 4 * 4
     W_X: tl.constexpr = 0
     W_H: tl.constexpr = H * IS
     BIAS: tl.constexpr = W_H + H * H
@@ -91,7 +91,7 @@ def update(
     place = tl.arange(0, IP)
     on = unit < H
     square = on[:, None] & on[None, :]
-    wide = on[:, None] & (place < I)[None, :]
+    wide = on[:, None] & (place < IN)[None, :]
     at_h = unit[:, None] * H + unit[None, :]
     at_x = unit[:, None] * IS + place[None, :]
     tile = row[:, None] * HP + unit[None, :]
@@ -103,9 +103,9 @@ def update(
     tau = tau.to(tl.float32)
     act = tl.where(force > 0, 0.0, 1.0)
 
-    x = unpack(words, row, row < B, I, BP, IP, True).to(DT)
+    x = unpack(words, row, row < B, IN, BP, IP, True).to(DT)
     w_x = tl.load(weights + W_X + at_x, mask=wide, other=0.0).to(DT)
-    flag = tl.load(weights + W_X + unit * IS + I, mask=on, other=0.0)
+    flag = tl.load(weights + W_X + unit * IS + IN, mask=on, other=0.0)
     bias = tl.load(weights + BIAS + unit, mask=on, other=0.0) + tl.load(weights + BIAS + H + unit, mask=on, other=0.0)
     w_h = tl.load(weights + W_H + at_h, mask=square, other=0.0).to(DT)
     w = tl.load(weights + HALT + unit, mask=on, other=0.0)
@@ -163,7 +163,7 @@ def update(
         g_b_y = tl.sum(g, 0)
 
         tl.debug_barrier()
-        x = unpack(words, row, row < B, I, BP, IP, True).to(DT)
+        x = unpack(words, row, row < B, IN, BP, IP, True).to(DT)
         ones = tl.full([16, BP], 1.0, tl.float32).to(DT)
         g_x = tl.dot(tl.trans(d_1.to(DT)), x, input_precision=PRECISION)
         g_h = tl.zeros([HP, HP], tl.float32)
@@ -180,7 +180,7 @@ def update(
         g_s = tl.dot(factors(tapes + (n - 1) * 4 * BP, BP, DT), kept, acc=g_s, input_precision=PRECISION)
         g_bias = g_flag + row_of(g_a, 0)
         tl.store(grads + W_X + at_x, g_x, mask=wide)
-        tl.store(grads + W_X + unit * IS + I, g_flag, mask=on)
+        tl.store(grads + W_X + unit * IS + IN, g_flag, mask=on)
         tl.store(grads + BIAS + unit, g_bias, mask=on)
         tl.store(grads + BIAS + H + unit, g_bias, mask=on)
         tl.store(grads + HALT + H, g_b_h)
@@ -204,18 +204,18 @@ def update(
     return n, finite
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["networks", "until"])
 def train_rnn(
     weights, m1, m2, settings, words, targets, sums, intervals, interval_at, iterations, cells, stopped, closed, taken,
     filled, budgets, order, queue, grads, states, deltas, tapes,
     networks, until, threshold, measure_every, log_every, overhead, ring, max_steps, K,
-    B: tl.constexpr, H: tl.constexpr, I: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IP: tl.constexpr,
+    B: tl.constexpr, H: tl.constexpr, IN: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IP: tl.constexpr,
     PS: tl.constexpr, KP: tl.constexpr, SLOTS: tl.constexpr,
     DT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     BACK: tl.constexpr, ADAM: tl.constexpr,
 ):  # fmt: skip
     """Take networks from the queue and train each as far as this launch allows."""
-    WORDS: tl.constexpr = 2 * ((I + 31) // 32)
+    WORDS: tl.constexpr = 2 * ((IN + 31) // 32)
     slot = tl.program_id(0).to(tl.int64)
     grads += slot * PS
     states += slot * max_steps * BP * HP
@@ -237,7 +237,7 @@ def train_rnn(
             n, fine = update(
                 weights + e * PS, m1 + e * PS, m2 + e * PS, settings + e * SETTINGS, words + at * WORDS, targets + at,
                 sums + e * K, grads, states, deltas, tapes, i, threshold, measure_every,
-                B, H, I, BP, HP, IP, DT, PRECISION, FAST, BLOCK, STAGES, BACK, ADAM,
+                B, H, IN, BP, HP, IP, DT, PRECISION, FAST, BLOCK, STAGES, BACK, ADAM,
             )  # fmt: skip
             spent += n + overhead
             made += n
