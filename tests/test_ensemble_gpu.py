@@ -30,7 +30,7 @@ on_device = [
 # summed losses. A gradient may be a small difference of large numbers, as that of the halting unit is.
 TOLERANCE = {
     "float32": {"moments": 1e-3, "weights": 0.2, "sums": 1e-5},
-    "tf32": {"moments": 2e-2, "weights": 4.0, "sums": 1e-3},
+    "tf32": {"moments": 5e-2, "weights": 4.0, "sums": 1e-3},
     "bfloat16": {"moments": 1e-1, "weights": 4.0, "sums": 1e-3},
 }
 
@@ -38,12 +38,11 @@ TOLERANCE = {
 def configs(task: str, **options: Any) -> list[TrainConfig]:
     """Networks that differ in tau, clipping and rate, and one without halting."""
     shared: dict[str, Any] = {"iterations": 100, "log_every": 2, "halt_bias": -1.0, **options}
-    made = [
+    return [
         make_config(task, tau=0.01, seed=0, learning_rate=1e-3, clip=0.1, **shared),
         make_config(task, tau=0.0003, seed=1, learning_rate=2e-3, **shared),
         make_config(task, force_steps=3, seed=9, learning_rate=1e-3, **shared),
     ]
-    return made
 
 
 def assert_each_is_itself(group: GpuGroup, updates: int) -> None:

@@ -18,6 +18,7 @@ from pondertime.runs import build
 from pondertime.tasks import Task
 
 CHUNK = 1024  # batches that are drawn at once
+PACKING = 0.92  # how full programs get that take one network after the other
 SLOTS = 32  # intervals a network may close before they are taken
 SHARED = ("task", "batch_size", "hidden_size", "max_steps", "epsilon", "log_every", "bits", "placement")
 PRECISIONS = ("bfloat16", "tf32", "float32")
@@ -61,7 +62,7 @@ class GpuGroup:
             raise ValueError("precision: the weights of an LSTM with more than 64 units only fit in bfloat16")
         self.configs, self.task, self.device, self.quantum = configs, task, torch.device(device), quantum
         self.precision = precision
-        self.timed, self.seconds = False, 0.0  # of launches, where they are timed
+        self.seconds = 0.0  # of launches, on a GPU
         E, config = len(configs), configs[0]
         self.iterations, self.stopped = [0] * E, [False] * E
         self.cost = [5.0] * E  # of an update, in cell updates
@@ -110,17 +111,19 @@ class GpuGroup:
         """One launch of progress towards ``until`` updates of each network."""
         if not self.behind(until):
             return
-        self.ring.refill(self.iterations, until)
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.timed else []
+        self.ring.refill(self.iterations, until, self.per_chunk // 2)
+        on_device = self.device.type == "cuda"
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if on_device else []
         for event in events[:1]:
             event.record()
         self._launch(until)
         for event in events[1:]:
             event.record()
-        # While the device computes: draw what can be drawn already.
-        self.ring.refill(self.iterations, until + self.ring.size)
+        # While the device computes: draw what will be needed, the most urgent first.
+        going = (lambda: not events[1].query()) if on_device else None
+        self.ring.refill(self.iterations, until + self.ring.size, self.ring.size, going)
         self._read()
-        if events:
+        if on_device:
             self.seconds += events[0].elapsed_time(events[1]) / 1000
 
     def run(self, until: int) -> None:
@@ -146,13 +149,21 @@ class GpuGroup:
         self.kernel.launch(self, self._tensor(schedule, torch.int32), len(order), until)
 
     def _budgets(self, work: dict[int, float]) -> dict[int, float]:
-        """Share a launch out in proportion to the work left, at most all of one program each, no program idle."""
+        """Share a launch out in proportion to the work left, at most all of one program each."""
         # A network should not use up its ring in one launch.
         cost = sum(self.cost[e] for e in work) / len(work)
-        most = min(float(self.quantum), self.per_chunk / 2 * cost)
+        most = min(float(self.quantum), self.per_chunk / 2 * cost * max(1.0, len(work) / self.programs))
         left, room, budgets = sum(work.values()), most * self.programs, {}
+        packed = False
         for e in sorted(work, key=lambda e: -work[e]):
-            budgets[e] = min(most, work[e], work[e] * room / left)
+            if work[e] * room >= most * left:
+                budgets[e] = min(most, work[e])
+            else:
+                # Beside networks that fill their program, the others must fit in the same time.
+                if budgets and not packed:
+                    room *= PACKING
+                packed = True
+                budgets[e] = min(most, work[e], work[e] * room / left)
             left, room = left - work[e], room - budgets[e]
         return budgets
 

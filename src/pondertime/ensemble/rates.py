@@ -58,7 +58,6 @@ def fixed_rates(task_name: str, steps: Iterable[int], networks: int, updates: in
     """The rate at each fixed N."""
     configs = fixed(task_name, networks)
     group = GpuGroup(configs, make_task(configs[0]), "cuda", **options)
-    group.timed = True
     rates = {}
     for n in steps:
         group.load(group.tensors(), [0] * networks)
@@ -92,7 +91,6 @@ def grid_run(task: str, seeds: int, updates: int, line: tuple[float, float], **o
     configs = grid(task, seeds)
     torch.cuda.reset_peak_memory_stats()
     group = GpuGroup(configs, make_task(configs[0]), "cuda", **options)
-    group.timed, group.seconds = True, 0.0
     group.advance(1)  # the compiler
     group.cells = [0] * len(configs)
     torch.cuda.synchronize()

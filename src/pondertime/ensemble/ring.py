@@ -5,6 +5,7 @@ drawn by the task's own code with a generator of their own, exactly as ``learner
 Inputs must be 0 and 1 (or -1, 0 and 1) and are kept as bits.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,13 +44,21 @@ class Ring:
         """The batches that have been drawn, of each network."""
         return [number * self.per_chunk for number in self.first]
 
-    def refill(self, iterations: list[int], until: int) -> None:
-        """Draw chunks into the places of those that were used up before ``iterations``."""
+    def refill(self, iterations: list[int], until: int, ahead: int, going: Callable[[], bool] | None = None) -> None:
+        """Draw the chunks that hold the next ``ahead`` batches before ``until``, as far as there is room for them.
+
+        The most urgent come first. ``going``: asked before each; the rest is left where it says no.
+        """
+        due = []
         for e, i in enumerate(iterations):
-            last = min(i // self.per_chunk + CHUNKS, -(-until // self.per_chunk))
-            for number in range(self.first[e], last):
-                self.draw(e, number)
-            self.first[e] = max(self.first[e], last)
+            wanted = -(-min(until, i + ahead) // self.per_chunk)
+            last = min(i // self.per_chunk + CHUNKS, wanted)
+            due += [(number * self.per_chunk - i, e, number) for number in range(self.first[e], last)]
+        for _, e, number in sorted(due):
+            if going is not None and not going():
+                return
+            self.draw(e, number)
+            self.first[e] = number + 1
 
     def draw(self, e: int, number: int) -> None:
         from pondertime.ensemble.kernel_parts import pack
@@ -64,5 +73,6 @@ class Ring:
         words: Tensor = self.words[e, place]
         size = 16 if x.device.type == "cuda" else 1024
         pack[(-(-rows // size),)](x, words, rows, self.task.input_size, self.width, self.signed, size)
-        self.target[e, place].copy_(batch.target.squeeze(-1).clamp(min=-1))
-        self.lengths[e, place].copy_(batch.lengths)
+        self.target[e, place].copy_(batch.target.squeeze(-1))
+        if self.task.steps > 1:
+            self.lengths[e, place].copy_(batch.lengths)

@@ -52,7 +52,7 @@ class Parity(Task):
         elif device.type == "cpu":
             used = F.embedding(k, torch.ones(self.bits + 1, self.bits).tril(-1))
         else:
-            used = torch.arange(self.bits, device=device) < k.unsqueeze(1)
+            used = torch.arange(self.bits, device=device, dtype=torch.int16) < k.to(torch.int16).unsqueeze(1)
         used = used.to(bits.dtype)
         ones = bits.mul_(used)
         return Batch(
@@ -68,8 +68,8 @@ class Parity(Task):
         if codes.device.type == "cpu":
             bits = F.embedding(codes, BITS)
         else:
-            places = torch.arange(8, device=codes.device, dtype=torch.uint8)
-            bits = (codes.to(torch.uint8).unsqueeze(-1) >> places & 1).to(torch.int8)
+            places = torch.arange(8, device=codes.device, dtype=torch.int8)
+            bits = codes.to(torch.int8).unsqueeze(-1) >> places & 1
         return bits.flatten(1)[:, : self.bits]
 
     def _scatter(self, k: Tensor, generator: torch.Generator) -> Tensor:
