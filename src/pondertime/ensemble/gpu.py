@@ -17,7 +17,7 @@ from pondertime.learner import MEASURE_EVERY, SUMS
 from pondertime.runs import build
 from pondertime.tasks import Task
 
-CHUNK = 1024  # batches that are drawn at once
+CHUNK = 1536  # batches that are drawn at once: fewer calls, more memory
 PACKING = 0.92  # how full programs get that take one network after the other
 SLOTS = 32  # intervals a network may close before they are taken
 SHARED = ("task", "batch_size", "hidden_size", "max_steps", "epsilon", "log_every", "bits", "placement")

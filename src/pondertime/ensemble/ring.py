@@ -20,7 +20,7 @@ CHUNKS = 2  # of a ring
 
 class Ring:
     """Packed chunks of every network: ``words [E, CHUNKS, T, R, W]``, ``target [E, CHUNKS, T, R]``,
-    ``lengths [E, CHUNKS, R]`` with the R rows of a chunk, batch after batch."""
+    ``lengths [E, CHUNKS, R]`` (none where T is 1) with the R rows of a chunk, batch after batch."""
 
     def __init__(self, configs: list[TrainConfig], task: Task, device: str, *, signed: bool, per_chunk: int) -> None:
         self.task, self.signed, self.per_chunk = task, signed, per_chunk
@@ -33,7 +33,8 @@ class Ring:
         shape = len(configs), CHUNKS, task.steps, per_chunk * batch
         self.words = torch.zeros(*shape, self.width * (2 if signed else 1), dtype=torch.int32, device=device)
         self.target = torch.zeros(shape, dtype=torch.int8, device=device)
-        self.lengths = torch.zeros(shape[0], CHUNKS, shape[3], dtype=torch.int8, device=device)
+        rows = shape[3] if task.steps > 1 else 0
+        self.lengths = torch.zeros(shape[0], CHUNKS, rows, dtype=torch.int8, device=device)
         self.first = [0] * len(configs)  # the first chunk that has not been drawn
 
     def start(self, iterations: list[int]) -> None:
