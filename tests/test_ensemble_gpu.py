@@ -21,10 +21,8 @@ from pondertime.tasks.logic import Logic
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-on_device = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a GPU"),
-]
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+on_device = [] if INTERPRETED else on_gpu
 
 # The largest difference of a mean of gradients (as a share of its norm), of a weight in learning rates, and of
 # summed losses. A gradient may be a small difference of large numbers, as that of the halting unit is.
@@ -67,7 +65,7 @@ def assert_each_is_itself(group: GpuGroup, updates: int) -> None:
     ],
 )
 class TestParity:
-    pytestmark = on_device
+    pytestmark = on_gpu
 
     def test_each_network_is_itself(self, precision: str, batch: int, hidden: int, bits: int) -> None:
         made = configs("parity", batch_size=batch, hidden_size=hidden, bits=bits, max_steps=8)
@@ -79,7 +77,7 @@ class TestParity:
     ("precision", "batch", "hidden"), [("bfloat16", 16, 128), ("bfloat16", 1, 100), ("float32", 5, 17)]
 )
 class TestLogic:
-    pytestmark = on_device
+    pytestmark = on_gpu
 
     def test_each_network_is_itself(self, precision: str, batch: int, hidden: int) -> None:
         made = configs("logic", batch_size=batch, hidden_size=hidden, max_steps=6)

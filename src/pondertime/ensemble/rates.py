@@ -114,3 +114,17 @@ def grid_run(task: str, seeds: int, updates: int, line: tuple[float, float], **o
         "GiB": torch.cuda.max_memory_allocated() / 2**30,
         "intervals": len(last),
     }
+
+
+def measure(task: str, *, seeds: int = 20, updates: int = 10_000, networks: int | None = None) -> dict[str, Any]:
+    """The rates at N = 2, 5 and 10 of as many networks as there are multiprocessors, and the paper's grid."""
+    networks = networks or torch.cuda.get_device_properties("cuda").multi_processor_count
+    rates = fixed_rates(task, (2, 5, 10), networks, 1024)
+    line = cost_line(rates, networks)
+    return {"fixed": rates, "line": line, "grid": grid_run(task, seeds, updates, line)}
+
+
+if __name__ == "__main__":
+    for name, each in (("parity", 10_000), ("logic", 1_000)):
+        for key, value in measure(name, updates=each).items():
+            print(name, key, value, flush=True)
