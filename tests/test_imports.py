@@ -19,7 +19,7 @@ LAYERS = [
     {"backends"},
     {"act"},
     {"tasks", "ensemble", "runs", "learner", "train", "hogwild", "evaluate"},
-    {"sweep", "engines", "figures", "report", "bench"},
+    {"sweep", "engines", "figures", "report", "bench", "bench_cuda"},
     {"web", "flags", "cli"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}

@@ -13,6 +13,16 @@ cores multiply exactly, and the product of the two small ones is left out.
 import triton
 import triton.language as tl
 
+from pondertime.fused.triton_math import (
+    gru_backward,
+    gru_forward,
+    lstm_backward,
+    lstm_forward,
+    rnn_backward,
+    rnn_forward,
+    sigmoid,
+    tanh,
+)
 from pondertime.fused.triton_tape import (
     EXTRA,
     GRU,
@@ -24,16 +34,6 @@ from pondertime.fused.triton_tape import (
     state_of,
     tape_parts,
     wait_for_all,
-)
-from pondertime.fused.triton_math import (
-    gru_backward,
-    gru_forward,
-    lstm_backward,
-    lstm_forward,
-    rnn_backward,
-    rnn_forward,
-    sigmoid,
-    tanh,
 )
 
 
@@ -356,12 +356,12 @@ def backward_kernel(
             run = ok & (n <= N)[:, None]
             p = tl.load(weights + slot, mask=runs, other=0.0)
             d_logit = tl.zeros([BR], tl.float32)
-            if not FORCED:
+            if not FORCED:  # noqa: SIM102
                 if n < top:
                     h = tl.load(prob + slot, mask=runs, other=0.0)
                     here_dots = dots + ((start + n - 1) * groups + rg) * CG * BR
                     dot = row_sums(here_dots, CG, BR, CGP)
-                    end_dot = tl.where(N == n + 1, row_sums(here_dots + groups * CG * BR, CG, BR, CGP), end_dot)
+                    end_dot = tl.where(n + 1 == N, row_sums(here_dots + groups * CG * BR, CG, BR, CGP), end_dot)
                     d_logit = tl.where(n < N, (dot - end_dot - r_t) * h * (1 - h), 0.0)
             dh = tl.where(run, p[:, None] * G + D + d_logit[:, None] * w_halt[None, :], 0.0)
             if CELL == LSTM:

@@ -30,19 +30,13 @@ def relu(x):
 @triton.jit
 def rnn_forward(a, RELU: tl.constexpr):
     """h^n of a simple RNN."""
-    if RELU:
-        return relu(a)
-    else:
-        return tanh(a)
+    return relu(a) if RELU else tanh(a)
 
 
 @triton.jit
 def rnn_backward(dh, h, RELU: tl.constexpr):
     """The derivative by a."""
-    if RELU:
-        return tl.where(h > 0, dh, 0.0)
-    else:
-        return dh * (1 - h * h)
+    return tl.where(h > 0, dh, 0.0) if RELU else dh * (1 - h * h)
 
 
 @triton.jit

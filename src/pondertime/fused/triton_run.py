@@ -53,7 +53,7 @@ def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int) -> Bloc
     KS = min(4 if gates == 1 else 8, HP // 16)
     for BU in (16, 32, 64, 128) if gates == 1 else (8, 16, 32, 64):
         CG = triton.cdiv(H, BU)
-        if CG <= max(1, room) and 4 * HP * (2 * BU * gates + 2 * BR) <= SHARED:
+        if max(1, room) >= CG and 4 * HP * (2 * BU * gates + 2 * BR) <= SHARED:
             return Blocks(BR, BU, KS, HP // KS, CG)
     return None
 
@@ -128,8 +128,8 @@ class Run:
     def meta(self, **options: Any) -> dict[str, Any]:
         """What all kernels are made for, in the order of their parameters."""
         kind = self.kind
-        made = dict(CELL=KINDS.index(kind), GATES=kind.gates, SLOTS=kind.slots)
-        return made | options | dict(FORCED=self.rules.force_steps is not None)
+        made = {"CELL": KINDS.index(kind), "GATES": kind.gates, "SLOTS": kind.slots}
+        return made | options | {"FORCED": self.rules.force_steps is not None}
 
     def project(self) -> Tensor:
         """W_x x_t for all t, without biases."""
@@ -255,10 +255,10 @@ class LoopRun(Run):
         exact = precise()
         super().__init__(inputs, rules, keep=keep or seen, key=(blocks, exact))
         self.blocks, self.groups = blocks, -(-self.B // blocks.BR)
-        self.sizes = dict(
-            BR=blocks.BR, BU=blocks.BU, KS=blocks.KS, KB=blocks.KB, CG=blocks.CG,
-            CGP=triton.next_power_of_2(blocks.CG), EXACT=exact,
-        )  # fmt: skip
+        self.sizes = {
+            "BR": blocks.BR, "BU": blocks.BU, "KS": blocks.KS, "KB": blocks.KB, "CG": blocks.CG,
+            "CGP": triton.next_power_of_2(blocks.CG), "EXACT": exact,
+        }  # fmt: skip
         self.launch = {"num_warps": blocks.warps} | ({"launch_cooperative_grid": True} if blocks.CG > 1 else {})
         self.grid = (blocks.CG, self.groups, self.E)
         if self.keep:

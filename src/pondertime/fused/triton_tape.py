@@ -1,7 +1,8 @@
 """What the kernels share: the tape, sums and barriers of programs that work together.
 
-A row of the tape is one update of one row of the batch. prev: s^{n-1}, a one, whether n is 1, a one, then room. gates: the
-activations, in the backward pass the derivatives by a; then the derivative by the logit of update n - 1, then room.
+A row of the tape is one update of one row of the batch. prev: s^{n-1}, a one, whether n is 1, a one, then room.
+gates: the activations, in the backward pass the derivatives by a; then the derivative by the logit of update n - 1,
+then room.
 Rows without an update are zeros by the end of the backward pass, so that one product over the tape gives the
 derivatives by the weights.
 """
@@ -33,7 +34,7 @@ def wait_for_all(counter, target, CG: tl.constexpr):
 @triton.jit
 def leave(counter, CG: tl.constexpr):
     """The last program of a row group leaves its two counters as it found them."""
-    if CG > 1:
+    if CG > 1:  # noqa: SIM102
         if tl.atomic_add(counter + 1, 1, sem="acq_rel", scope="gpu") == CG - 1:
             tl.store(counter, 0)
             tl.store(counter + 1, 0)

@@ -8,7 +8,6 @@ row. The tape has the rows [E, capacity, B], laid out as ``triton_tape`` says.
 import triton
 import triton.language as tl
 
-from pondertime.fused.triton_tape import EXTRA, GRU, LSTM, RNN_RELU, state_of, tape_parts
 from pondertime.fused.triton_math import (
     gru_backward,
     gru_forward,
@@ -19,6 +18,7 @@ from pondertime.fused.triton_math import (
     sigmoid,
     tanh,
 )
+from pondertime.fused.triton_tape import EXTRA, GRU, LSTM, RNN_RELU, state_of, tape_parts
 
 
 @triton.jit
@@ -220,7 +220,8 @@ def tick_backward(
             h = tl.load(prob + slot)
             end_dot = tl.load(work + 3 * plane + row, mask=ends == 0, other=0.0)
             tl.store(work + 3 * plane + row, dot, mask=ends)
-            d_logit = tl.where(ends, 0.0, (dot - end_dot - tl.load(d_remainder + (e * T + t) * stride_t + b * stride_b)) * h * (1 - h))
+            r_t = tl.load(d_remainder + (e * T + t) * stride_t + b * stride_b)
+            d_logit = tl.where(ends, 0.0, (dot - end_dot - r_t) * h * (1 - h))
         tl.store(gates + (slot + B) * width + SLOTS * H, d_logit, mask=ends == 0)
         tl.store(gates + slot * width + SLOTS * H, 0.0, mask=n == 1)
         dh = p * G + D + d_logit * take(halt + e * H + j, ok)
