@@ -33,13 +33,14 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve_by(monkeypatch: pytest.MonkeyPatch, way: str, blocks: tuple[int, ...] | None = None) -> None:
     """Let Triton serve the fused path on any device: by the "loop" with these blocks, by "ticks", or as it chooses."""
     from pondertime.fused import triton_run
+    from pondertime.fused.triton_loop_run import Blocks, LoopRun
     from pondertime.fused.triton_tick_run import TickRun
 
     def run(inputs: Any, rules: Any, *, plain: bool, keep: bool, seen: bool = False) -> Any:
         if way == "ticks":
             return TickRun(inputs, rules, keep=keep, seen=seen)
         if blocks is not None:
-            return triton_run.LoopRun(inputs, rules, triton_run.Blocks(*blocks), keep=keep, seen=seen)
+            return LoopRun(inputs, rules, Blocks(*blocks), keep=keep, seen=seen)
         return triton_run.make(inputs, rules, keep=keep, seen=seen)
 
     monkeypatch.setattr(function, "make_run", run)

@@ -20,7 +20,7 @@ class TickRun(Run):
     def __init__(self, inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> None:
         super().__init__(inputs, rules, keep=keep or seen, key=("ticks",))
         self.sizes = {"H": self.H, "X": self.X, "BH": triton.next_power_of_2(self.H)}
-        self.launch = {"num_warps": 4 if self.H <= 512 else 16}
+        self.launch: dict[str, Any] = {"num_warps": 4 if self.H <= 512 else 16}
         if self.keep:
             self.capacity = self.guess(self.B)
         self.out: Any = self.forward()
