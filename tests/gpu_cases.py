@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import pondertime as pt
 from compare import assert_same
+from pondertime.ensemble.stack import Ensemble
 from pondertime.fused import function
 from zoo import differentiate, make, random_state, weighted
 
@@ -85,6 +86,31 @@ def compare(kind: str, sizes: tuple[int, int, int, int], device: str, *, lengths
     return expected.ponder.steps
 
 
+def compare_stacked(kind: str, device: str, E: int = 3) -> None:
+    """Assert that stacked networks compute what each does alone: outputs, N and every gradient."""
+    torch.manual_seed(0)
+    networks = [make(kind, 3, 17, max_steps=6).float() for _ in range(E)]
+    x, lengths = torch.randn(3, E, 5, 3), torch.tensor([[3, 1, 2, 3, 2], [1, 3, 3, 2, 1], [2, 2, 3, 1, 3]])
+    stack = Ensemble(networks).to(device)
+    y, ponder = stack(x.to(device), lengths)
+    weighted((y.cpu(), ponder.cost.cpu())).backward()
+    parts = weighted_parts((y, ponder.cost))
+    for e, net in enumerate(networks):
+        net = net.double()
+        net.backend = "reference"
+        output, _, alone = net(x[:, e].double(), None, lengths[e])
+        assert_same((y[:, e].cpu(), ponder.steps[:, e].cpu()), (output, alone.steps), torch.float32)
+        ((output * parts[0][:, e]).sum() + (alone.cost * parts[1][e]).sum()).backward()
+        for name, p in net.named_parameters():
+            assert_same(stack.weights(name).grad[e].cpu(), p.grad, torch.float32, name)
+
+
+def weighted_parts(tree: tuple[Tensor, ...]) -> list[Tensor]:
+    """The weights that ``weighted`` gives to the tensors of a tree."""
+    leaves = [torch.zeros(a.shape, dtype=torch.float64, requires_grad=True) for a in tree]
+    return list(torch.autograd.grad(weighted(tuple(leaves)), leaves))
+
+
 def to_cpu(a: Any) -> Any:
     return a.cpu() if isinstance(a, Tensor) else a
 
@@ -95,7 +121,11 @@ def main(kinds: list[str]) -> None:
         for kind in kinds:
             serve_by(patch, "loop", (16, 32, 2, 16, 1))
             compare(kind, (2, 3, 3, 17), "cpu", lengths=[2, 1, 2], max_steps=4)
+            if kind == "lstm":
+                compare_stacked(kind, "cpu")
             serve_by(patch, "ticks")
+            if kind == "gru":
+                compare_stacked(kind, "cpu")
             compare(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], integers=kind == "gru", max_steps=5)
             compare(kind, (2, 2, 3, 5), "cpu", force_steps=2)
 

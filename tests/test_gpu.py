@@ -8,7 +8,7 @@ from torch import nn
 
 import pondertime as pt
 from compare import assert_same
-from gpu_cases import KINDS, compare, poison, serve_by
+from gpu_cases import KINDS, compare, compare_stacked, poison, serve_by
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,6 +42,14 @@ def test_equals_reference_at_the_limits_of_the_loop(B: int, H: int) -> None:
 def test_force_steps_and_no_bias(kind: str) -> None:
     compare(kind, (3, 4, 3, 20), "cuda", force_steps=3)
     compare(kind if kind != "rnn_relu" else "rnn_tanh", (3, 4, 3, 20), "cuda", bias=False)
+
+
+@pytest.mark.parametrize("way", ["loop", "ticks"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_stacked_networks(kind: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "ticks":
+        serve_by(monkeypatch, way)
+    compare_stacked(kind, "cuda")
 
 
 def test_the_tape_grows(monkeypatch: pytest.MonkeyPatch) -> None:
