@@ -34,8 +34,15 @@ def check_backend(backend: str, compact: bool) -> None:
 
 
 @functools.cache
-def has_triton() -> bool:
-    return find_spec("triton") is not None
+def why_not_kernels(device: torch.device) -> str | None:
+    """Why the fused path's kernels cannot run on a GPU, None if they can."""
+    if find_spec("triton") is None:
+        return "on a GPU it needs Triton"
+    if torch.version.hip is not None:
+        return "nobody has tried its kernels on ROCm"
+    if torch.cuda.get_device_capability(device)[0] < 8:
+        return "its kernels need tensor cores that take float32 (compute capability 8.0)"
+    return None
 
 
 def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -51,8 +58,9 @@ def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str
         return "it takes the read-out of the mean, so the read-out must be an nn.Linear"
     if cell.weight_hh.dtype != dtype:
         return f"it computes in one type, not in {cell.weight_hh.dtype} and {dtype}"
-    if device.type == "cuda" and not has_triton():
-        return "on a GPU it needs Triton"
+    reason = why_not_kernels(device) if device.type == "cuda" else None
+    if reason is not None:
+        return reason
     if device.type not in ("cpu", "cuda"):
         return f"it runs on a CPU or a CUDA device, not on {device.type}"
     types = (torch.float32, torch.float64) if device.type == "cpu" else (torch.float32,)

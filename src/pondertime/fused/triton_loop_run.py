@@ -12,8 +12,8 @@ from pondertime.fused.common import Inputs, Outputs, Rules, Update
 from pondertime.fused.triton_loop import backward_kernel, forward_kernel
 from pondertime.fused.triton_run import Run
 
-# Bytes of a multiprocessor's shared memory that weights and states may take.
-SHARED = 200 * 1024
+# Bytes of a program's shared memory that are not for weights and states.
+RESERVED = 24 * 1024
 # Zeros for barriers, for each device and stream.
 _counters: dict[tuple[torch.device, int], Tensor] = {}
 # Row groups that may wait for each other at once: no more than programs fit a device.
@@ -36,13 +36,15 @@ class Blocks:
 def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int) -> Blocks | None:
     """Blocks with which all programs are on the device at once and keep their weights, None where there are none."""
     BR, HP = 16, max(16, triton.next_power_of_2(H))
-    room = 1
+    room, shared = 1, 200 * 1024
     if device.type == "cuda":
-        room = torch.cuda.get_device_properties(device).multi_processor_count // (E * triton.cdiv(B, BR))
+        properties = torch.cuda.get_device_properties(device)
+        room = properties.multi_processor_count // (E * triton.cdiv(B, BR))
+        shared = properties.shared_memory_per_block_optin - RESERVED
     KS = min(4 if gates == 1 else 8, HP // 16)
     for BU in (16, 32, 64, 128) if gates == 1 else (8, 16, 32, 64):
         CG = triton.cdiv(H, BU)
-        if max(1, room) >= CG and 4 * HP * (2 * BU * gates + 2 * BR) <= SHARED:
+        if max(1, room) >= CG and 4 * HP * (2 * BU * gates + 2 * BR) <= shared:
             return Blocks(BR, BU, KS, HP // KS, CG)
     return None
 
@@ -56,7 +58,8 @@ def counters(device: torch.device) -> Tensor:
 
 
 def precise() -> bool:
-    return not torch.backends.cuda.matmul.allow_tf32
+    """Whether products are those of float32: what torch's own do, by either way to say so."""
+    return torch.backends.cuda.matmul.fp32_precision != "tf32"
 
 
 class LoopRun(Run):
