@@ -207,8 +207,13 @@ def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> Run
     from pondertime.fused.triton_loop_run import LoopRun, blocks_for
     from pondertime.fused.triton_tick_run import TickRun
 
+    device = inputs.h.device
+    if device.type == "cuda" and torch.cuda.current_device() != device.index:
+        # Triton starts kernels on the current device.
+        with torch.cuda.device(device):
+            return make(inputs, rules, keep=keep, seen=seen)
     E, (B, H), kind = inputs.x.shape[0] if rules.stacked else 1, inputs.h.shape[-2:], rules.kind
-    blocks = blocks_for(inputs.h.device, E, B, H, kind.gates)
+    blocks = blocks_for(device, E, B, H, kind.gates)
     if blocks is None:
         return TickRun(inputs, rules, keep=keep, seen=seen)
     return LoopRun(inputs, rules, blocks, keep=keep, seen=seen)
