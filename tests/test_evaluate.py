@@ -11,8 +11,9 @@ import oracle
 from compare import TOLERANCE
 from pondertime import evaluate as evaluation
 from pondertime.act import ACT
-from pondertime.evaluate import difficulty_curve, evaluate, generator, measure, traces
-from pondertime.runs import build, make_task
+from pondertime.evaluate import difficulty_curve, evaluate, generator, measure_all, traces
+from pondertime.networks import build
+from pondertime.runs import make_task
 from pondertime.tasks import Batch, Task
 from small_runs import small
 
@@ -94,7 +95,7 @@ def test_the_numbers_equal_a_plain_computation(name: str):
     g = torch.Generator().manual_seed(4)
     batches = [as_double(task.sample(size, g)) for size in (20, 7)]
     network.train()
-    assert measure(network, task, batches) == pytest.approx(
+    assert measure_all(network, task, batches)[0] == pytest.approx(
         plainly(network, task, batches), rel=TOLERANCE[torch.float32]
     )
     assert network.training, "it is left as it was"
@@ -108,7 +109,7 @@ def test_every_network_sees_the_same_fresh_sequences(monkeypatch: pytest.MonkeyP
     assert evaluate(network, task) == first and first["sequences"] == 700 and "bpc" not in first
     g = generator("cpu")
     batches = [task.sample(500, g), task.sample(200, g)]
-    plain = {k: v for k, v in measure(network, task, batches).items() if k != "bpc"}
+    plain = {k: v for k, v in measure_all(network, task, batches)[0].items() if k != "bpc"}
     assert first == plain
     assert evaluate(network, task, sequences=1)["error_se"] == 0
     assert not any(p.grad is not None for p in network.parameters())
@@ -122,7 +123,7 @@ def test_the_difficulty_curve():
     for row in curve:
         batch = task.sample(30, generator("cpu", row["difficulty"]), difficulty=row["difficulty"])
         assert batch.lengths.unique().tolist() == [5]
-        expected = measure(network, task, [batch])
+        expected = measure_all(network, task, [batch])[0]
         assert {k: row[k] for k in expected} == expected
     assert difficulty_curve(network, make_task(small("wikipedia", data="excerpt"))) == []
 

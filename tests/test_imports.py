@@ -18,7 +18,10 @@ LAYERS = [
     {"compact", "fused"},
     {"backends"},
     {"act"},
-    {"tasks", "ensemble", "runs", "learner", "train", "hogwild", "evaluate"},
+    {"tasks"},
+    {"batches", "networks"},
+    {"ensemble"},
+    {"runs", "learner", "train", "hogwild", "evaluate"},
     {"sweep", "engines", "figures", "report", "bench"},
     {"web", "flags", "cli"},
 ]

@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from compare import assert_same
+from pondertime.batches import Batches
 from pondertime.cli import main
 from pondertime.config import RunError, TrainConfig
-from pondertime.learner import Batches, Learner
-from pondertime.runs import RunFolder, build, build_all, make_task
+from pondertime.learner import Learner
+from pondertime.networks import build
+from pondertime.runs import RunFolder, build_all, make_task
 from pondertime.train import train
 from small_runs import SIZES, assert_same_run, kill_often, metrics, result, small, trained
 
@@ -63,9 +65,9 @@ def test_a_run_of_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     ]  # fmt: skip
     folder = RunFolder(tmp_path / "parity-tau0.003-seeds5-7")
     assert [line["seed"] for line in metrics(folder)] == [5, 6, 7, 5, 6, 7]
-    assert [line["iterations"] for line in folder.metrics(6)] == [20, 40]
+    assert [line["iterations"] for line in folder.metrics(1)] == [20, 40]
     alone = trained(tmp_path / "alone", small(seed=6, iterations=40))
-    for line, expected in zip(folder.metrics(6), metrics(alone), strict=True):
+    for line, expected in zip(folder.metrics(1), metrics(alone), strict=True):
         assert line["loss"] == pytest.approx(expected["loss"], rel=1e-4)
         assert line["histogram"] == expected["histogram"]
     outcome = result(folder)
@@ -77,10 +79,10 @@ def test_a_run_of_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_which_network_must_be_said(tmp_path: Path) -> None:
     folder = trained(tmp_path / "run", small(members=2, iterations=5))
     with pytest.raises(RunError, match="holds 2 networks; say which with --seed"):
-        folder.load_network()
+        folder.find()
     with pytest.raises(RunError, match="holds no network of seed 9"):
-        folder.load_network(seed=9)
-    config, _, _ = folder.load_network(seed=2)
+        folder.find(seed=9)
+    config, _, _ = folder.load_network(folder.find(seed=2))
     assert (config.seed, config.members, config.name) == (2, 1, "parity-tau0.003-seed2")
 
 

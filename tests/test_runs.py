@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pondertime.config import ConfigError, RunError, TrainConfig, make_config
-from pondertime.runs import RunFolder, build, make_task, write_json
+from pondertime.networks import build
+from pondertime.runs import RunFolder, make_task, write_json
 from pondertime.train import train
 from small_runs import assert_same_run, contents, metrics, processes, small, train_elsewhere, trained, updates, weights
 

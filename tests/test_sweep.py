@@ -51,7 +51,7 @@ def assert_rows_equal_results(places: Places, every: list[TrainConfig]) -> None:
     points = results.read_difficulty(places.results, "parity")
     traced = results.read_traces(places.results, "parity")
     for config in every:
-        (folder, whole), row = home(config, places), rows[sweep.key(config)]
+        (folder, whole), row = home(config, places, sweep.groups(places)), rows[sweep.key(config)]
         outcome = folder.result()
         assert outcome is not None
         if whole.members > 1:
@@ -60,8 +60,12 @@ def assert_rows_equal_results(places: Places, every: list[TrainConfig]) -> None:
         for name in ("updates", "error", "target_error", "steps", "rho", "seconds"):
             assert getattr(row, name) == outcome[name]
         assert (row.task, row.workers, row.bpc, row.device) == ("parity", 1, None, "cpu")
-        assert curves[row.key].updates.tolist() == [line["updates"] for line in folder.metrics(config.seed)]
-        assert curves[row.key].error.tolist() == pytest.approx([line["error"] for line in folder.metrics(config.seed)])
+        assert curves[row.key].updates.tolist() == [
+            line["updates"] for line in folder.metrics(config.seed - whole.seed)
+        ]
+        assert curves[row.key].error.tolist() == pytest.approx(
+            [line["error"] for line in folder.metrics(config.seed - whole.seed)]
+        )
         assert [point.difficulty for point in points[row.key]] == list(range(1, 9))
         assert len(traced[row.key]) == 3
 
@@ -106,7 +110,7 @@ def test_a_sweep_here_and_again(places: Places):
 def test_finished_runs_are_taken_over_without_training(places: Places, monkeypatch: pytest.MonkeyPatch):
     config = configs()[0]
     trained(places.runs / config.name, config)
-    monkeypatch.setattr("pondertime.train.synchronous_loop", lambda session: pytest.fail("it trains"))
+    monkeypatch.setattr("pondertime.train.loop", lambda session: pytest.fail("it trains"))
     assert unfinished([config], places) == [config]
     run_job(config, places)
     assert_rows_equal_results(places, [config])

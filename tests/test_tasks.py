@@ -283,6 +283,7 @@ def test_wrong_names_and_options():
         Wikipedia(data="excerpt").sample(1, seeded(), difficulty=3)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_batches_are_made_on_the_generators_device(task: Task):
     batch = task.sample(200, torch.Generator("cuda").manual_seed(0))

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pondertime import train as training
+from pondertime.batches import Batches
 from pondertime.config import Interrupted, OutOfTime, TrainConfig, make_config
-from pondertime.learner import Batches, Diverged
+from pondertime.learner import Diverged
 from pondertime.runs import RunFolder, make_task
 from pondertime.train import train
 from small_runs import assert_same_run, contents, kill_often, metrics, result, small, trained, updates, weights
@@ -80,7 +81,7 @@ def test_more_iterations_go_on_as_if_never_ended(tmp_path: Path):
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = trained(tmp_path / "run")
     before, first = contents(folder.path), folder.result()
-    monkeypatch.setattr(training, "synchronous_loop", lambda session: pytest.fail("it trains"))
+    monkeypatch.setattr(training, "loop", lambda session: pytest.fail("it trains"))
     assert train(small(), folder) == first
     assert contents(folder.path) == before
 

@@ -74,7 +74,7 @@ class ACT(nn.Module):
             (batch norm); those see all rows that have an input at step t, halted or not.
         batch_first: input and output are ``[B, T, ...]``.
         backend: "auto", "reference" (the paper, line by line), "compact" (drops halted rows, any cell) or
-            "fused" (the cells of torch.nn on a CPU). "auto" takes the fastest that can serve a call.
+            "fused" (the cells of torch.nn). "auto" takes the fastest that can serve a call.
         device, dtype: None for those of the cell; otherwise the whole module is moved there.
 
     Shapes: input ``[T, B, I]``, ``[T, I]``, integers ``[T, B]`` or ``[T]`` (one-hot), or a

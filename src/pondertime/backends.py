@@ -1,6 +1,8 @@
 """Which implementation serves a call: the only file that looks."""
 
+import functools
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -31,6 +33,18 @@ def check_backend(backend: str, compact: bool) -> None:
         raise ValueError("backend 'compact' drops halted rows, but compact=False asks to keep the batch whole")
 
 
+@functools.cache
+def why_not_kernels(device: torch.device) -> str | None:
+    """Why the fused path's kernels cannot run on a GPU, None if they can."""
+    if find_spec("triton") is None:
+        return "on a GPU it needs Triton"
+    if torch.version.hip is not None:
+        return "nobody has tried its kernels on ROCm"
+    if torch.cuda.get_device_capability(device)[0] < 8:
+        return "its kernels need tensor cores that take float32 (compute capability 8.0)"
+    return None
+
+
 def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the fused path cannot serve a call, None if it can."""
     cell, spec, halt = net.cell, net.spec, net.halt
@@ -44,10 +58,14 @@ def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str
         return "it takes the read-out of the mean, so the read-out must be an nn.Linear"
     if cell.weight_hh.dtype != dtype:
         return f"it computes in one type, not in {cell.weight_hh.dtype} and {dtype}"
-    if device.type != "cpu":
-        return f"it runs on a CPU, not on {device.type}"
-    if dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
-        return f"it computes in float32 or float64, not in {dtype} or under autocast"
+    reason = why_not_kernels(device) if device.type == "cuda" else None
+    if reason is not None:
+        return reason
+    if device.type not in ("cpu", "cuda"):
+        return f"it runs on a CPU or a CUDA device, not on {device.type}"
+    types = (torch.float32, torch.float64) if device.type == "cpu" else (torch.float32,)
+    if dtype not in types or torch.is_autocast_enabled(device.type):
+        return f"on {device.type} it computes in {' or '.join(map(str, types))}, not in {dtype} or under autocast"
     if torch.compiler.is_compiling():
         return "torch.compile cannot look into it"
     return why_not_compact(device)
@@ -72,6 +90,8 @@ def resolve(net: Network, backend: str, compact: bool, device: torch.device, dty
     reason = None
     if backend != "compact":
         reason = why_not_fused(net, device, dtype)
+        if backend == "fused-calls" and device.type == "cuda":
+            reason = "its plain calls are made for a CPU"
         if reason is None:
             return "fused" if backend == "auto" else backend
     if backend in ("auto", "compact"):

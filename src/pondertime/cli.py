@@ -115,7 +115,9 @@ class Evaluate:
     run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """A run folder."""
     seed: OptionalWhole = None
-    """Which network, where the run holds several."""
+    """Which network, where the run holds several seeds."""
+    tau: OptionalReal = None
+    """Which network, where the run holds several time penalties; left out: the one without ACT."""
     sequences: OptionalWhole = None
     """How many; default 10,000 (wikipedia 200 of 500 characters)."""
     device: Device = "auto"
@@ -129,10 +131,11 @@ class Evaluate:
         device = pick_device(self.device, self.backend)
         from pondertime.evaluate import difficulty_curve, evaluate, sample_traces
         from pondertime.runs import RunFolder, served_by, write_json
-        from pondertime.sweep import Places, record
+        from pondertime.sweep import Places, add, entry
 
         folder = RunFolder(self.run_folder)
-        config, task, network = folder.load_network(backend=self.backend, seed=self.seed)
+        place = folder.find(seed=self.seed, tau=self.tau)
+        config, task, network = folder.load_network(place, backend=self.backend)
         served_by(network.to(device), device)
         with waiting(f"evaluating {config.name}"):
             result = evaluate(network, task, sequences=self.sequences, device=device)
@@ -148,8 +151,9 @@ class Evaluate:
             done = folder.result()
             if done is None:
                 raise ConfigError(f"{folder.path}: not finished yet, so not added to {self.results}")
-            own = next((m for m in done.get("members", []) if m["seed"] == config.seed), {})
-            record(config, folder, task, network, {**done, **own}, Places(folder.path.parent, self.results, device))
+            own = {**done, **done["members"][place]} if "members" in done else done
+            places = Places(folder.path.parent, self.results, device)
+            add([entry(config, folder.metrics(place), own, curve, traced, places)], places)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,15 +109,30 @@ class TrainConfig:
     data: str | None = None
     length: int | None = None
     members: int = 1  # networks trained at once, with this seed and those after it
+    taus: tuple[float | None, ...] = ()  # of a grid, each with all these seeds; None: without ACT
 
     @property
     def seeds(self) -> range:
         """The seeds of the networks."""
         return range(self.seed, self.seed + self.members)
 
+    @property
+    def size(self) -> int:
+        """How many networks are trained at once."""
+        return self.members * max(1, len(self.taus))
+
     def member(self, e: int) -> "TrainConfig":
         """The config of network e by itself."""
-        return replace(self, seed=self.seed + e, members=1)
+        place, seed = divmod(e, self.members)
+        alone = replace(self, seed=self.seed + seed, members=1, taus=())
+        if not self.taus:
+            return alone
+        tau = self.taus[place]
+        return replace(alone, tau=tau, force_steps=1 if tau is None else None)
+
+    def place(self, config: "TrainConfig") -> int | None:
+        """Which of the networks has this config, None if none has."""
+        return next((e for e in range(self.size) if self.member(e) == config), None)
 
     @property
     def halting(self) -> str:
@@ -134,6 +149,7 @@ class TrainConfig:
         )
         preset = "" if self.preset == "fast" else f"-{self.preset}"
         seed = f"seed{self.seed}" if self.members == 1 else f"seeds{self.seed}-{self.seeds[-1]}"
+        kind = f"{len(self.taus)}taus" if self.taus else kind
         return f"{self.task}{preset}-{kind}-{seed}"
 
     @property
@@ -151,8 +167,9 @@ class TrainConfig:
         needed = {f.name for f in fields(TrainConfig) if f.default is MISSING}
         if not isinstance(values, dict) or not needed <= set(values) <= names:
             raise ConfigError(f"{source}: not a run's config (its fields are not those of this version)")
-        config = TrainConfig(**values)
         try:
+            given: dict[str, Any] = {**values, "taus": tuple(values.get("taus", ()))}
+            config = TrainConfig(**given)
             check(config)
         except (ConfigError, TypeError) as error:
             raise ConfigError(f"{source}: not a run's config ({error})") from None

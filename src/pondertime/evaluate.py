@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from pondertime.act import ACT
+from pondertime.batches import beside
+from pondertime.ensemble import Ensemble
+from pondertime.halting import Ponder
 from pondertime.tasks import Batch, Task
 
 SEED = 20_160_329  # of all evaluation data, so that every network sees the same
@@ -30,27 +33,53 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
     return values.mean().item(), spread / math.sqrt(len(values))
 
 
+def networks_in(network: ACT | Ensemble) -> int:
+    return len(network) if isinstance(network, Ensemble) else 1
+
+
+def answer(network: ACT | Ensemble, batch: Batch) -> tuple[Tensor, Ponder]:
+    """Outputs and ponder of a batch; of E networks of the same batch for each, ``[T, E B, ..]``."""
+    if isinstance(network, Ensemble):
+        E = len(network)
+        x = batch.input.unsqueeze(1).expand(-1, E, *batch.input.shape[1:])
+        output, ponder = network(x, batch.lengths.expand(E, -1))
+        return output.flatten(1, 2), Ponder(*(a.flatten(-2, -1) for a in ponder))
+    output, _, ponder = network(batch.input, lengths=batch.lengths)
+    return output, ponder
+
+
+def for_each(batch: Batch, E: int) -> Batch:
+    """The same batch E times, side by side."""
+    return batch if E == 1 else beside([batch] * E, 1)
+
+
 @torch.no_grad()
-def measure(network: ACT, task: Task, batches: list[Batch]) -> dict[str, float]:
-    """Errors, ponder and loss over batches, with standard errors over sequences."""
-    was_training = network.training
+def measure_all(network: ACT | Ensemble, task: Task, batches: list[Batch]) -> list[dict[str, float]]:
+    """Errors, ponder and loss of each network over batches, with standard errors over sequences."""
+    was_training, E = network.training, networks_in(network)
     network.eval()
     columns: list[Tensor] = []
     inputs = targets = 0
     for batch in batches:
-        output, _, ponder = network(batch.input, lengths=batch.lengths)
+        output, ponder = answer(network, batch)
+        every = for_each(batch, E)
         per_sequence = (
-            task.error(output, batch),
-            task.target_error(output, batch),
+            task.error(output, every),
+            task.target_error(output, every),
             ponder.steps.sum(0),
             ponder.cost,
-            task.loss(output, batch),
+            task.loss(output, every),
         )
-        columns.append(torch.stack([c.double().cpu() for c in per_sequence]))
+        columns.append(torch.stack([c.double().cpu().view(E, -1) for c in per_sequence], 1))
         inputs += int(batch.lengths.sum())
         targets += int(batch.mask.sum())
     network.train(was_training)
-    error, target_error, steps, rho, loss = torch.cat(columns, 1)
+    return [totals(row, inputs, targets) for row in torch.cat(columns, 2)]
+
+
+def totals(columns: Tensor, inputs: int, targets: int) -> dict[str, float]:
+    """The numbers of a network from those of its sequences."""
+    error, target_error, steps, rho, loss = columns
     result: dict[str, float] = {"sequences": len(error)}
     for name, values in {"error": error, "target_error": target_error}.items():
         result[name], result[f"{name}_se"] = mean_and_error(values)
@@ -60,34 +89,48 @@ def measure(network: ACT, task: Task, batches: list[Batch]) -> dict[str, float]:
     return result
 
 
-def evaluate(network: ACT, task: Task, *, sequences: int | None = None, device: str = "cpu") -> dict[str, Any]:
-    """The final numbers of a network: fresh sequences under a fixed seed.
+def evaluate_all(
+    network: ACT | Ensemble, task: Task, *, sequences: int | None = None, device: str = "cpu"
+) -> list[dict[str, Any]]:
+    """The final numbers of each network: fresh sequences under a fixed seed.
 
     For wikipedia on the training text, as in the paper, and on the held-out text beside it.
     """
     if task.name != "wikipedia":
         g = generator(device)
-        result = measure(network, task, [task.sample(n, g) for n in chunks(sequences or SEQUENCES, 500)])
-        del result["bpc"]
-        return result
+        results = measure_all(network, task, [task.sample(n, g) for n in chunks(sequences or SEQUENCES, 500)])
+        return [{k: v for k, v in result.items() if k != "bpc"} for result in results]
     total = sequences or WIKIPEDIA_SEQUENCES
-    parts = {}
+    parts = []
     for split in ("train", "held-out"):
         g = generator(device)
-        parts[split] = measure(network, task, [task.sample(n, g, split=split) for n in chunks(total, 50)])  # type: ignore[call-arg]
-    return {**parts["train"], "bpc_held_out": parts["held-out"]["bpc"]}
+        parts.append(measure_all(network, task, [task.sample(n, g, split=split) for n in chunks(total, 50)]))  # type: ignore[call-arg]
+    return [{**train, "bpc_held_out": held_out["bpc"]} for train, held_out in zip(*parts, strict=True)]
+
+
+def evaluate(network: ACT, task: Task, *, sequences: int | None = None, device: str = "cpu") -> dict[str, Any]:
+    """The final numbers of a network."""
+    return evaluate_all(network, task, sequences=sequences, device=device)[0]
+
+
+def difficulty_curves(
+    network: ACT | Ensemble, task: Task, *, samples: int = DIFFICULTY_SAMPLES, device: str = "cpu"
+) -> list[list[dict[str, Any]]]:
+    """Errors and ponder of each network at every difficulty, fresh samples at each."""
+    points = []
+    for difficulty in task.difficulties:
+        g = generator(device, difficulty)
+        batches = [task.sample(n, g, difficulty=difficulty) for n in chunks(samples, 500)]
+        found = measure_all(network, task, batches)
+        points.append([{"difficulty": difficulty, "samples": samples, **numbers} for numbers in found])
+    return [list(curve) for curve in zip(*points, strict=True)] or [[] for _ in range(networks_in(network))]
 
 
 def difficulty_curve(
     network: ACT, task: Task, *, samples: int = DIFFICULTY_SAMPLES, device: str = "cpu"
 ) -> list[dict[str, Any]]:
-    """Errors and ponder at every difficulty, fresh samples at each."""
-    rows = []
-    for difficulty in task.difficulties:
-        g = generator(device, difficulty)
-        batches = [task.sample(n, g, difficulty=difficulty) for n in chunks(samples, 500)]
-        rows.append({"difficulty": difficulty, "samples": samples, **measure(network, task, batches)})
-    return rows
+    """Errors and ponder of a network at every difficulty."""
+    return difficulty_curves(network, task, samples=samples, device=device)[0]
 
 
 @torch.no_grad()

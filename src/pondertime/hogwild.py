@@ -15,7 +15,8 @@ from torch import Tensor
 
 from pondertime.config import RunError, TrainConfig
 from pondertime.learner import Diverged, Learner, Weights
-from pondertime.runs import build, make_task
+from pondertime.networks import build
+from pondertime.runs import make_task
 from pondertime.train import Session
 
 POLL_SECONDS = 0.05
@@ -57,18 +58,20 @@ class Crew:
     """The workers of a run, and what they share with it."""
 
     def __init__(self, session: Session) -> None:
+        assert isinstance(session.learner, Learner)
         self.session, config = session, session.config
-        self.counters = torch.tensor(session.iterations).share_memory_()
-        self.sums = torch.zeros(config.workers, *session.learner.sums.shape, dtype=torch.float64).share_memory_()
+        self.learner = session.learner
+        self.counters = torch.tensor(self.learner.iterations).share_memory_()
+        self.sums = torch.zeros(config.workers, *self.learner.sums.shape, dtype=torch.float64).share_memory_()
         self.seen = self.sums.sum(0)
         self.halt = torch.zeros((), dtype=torch.int64).share_memory_()
         context: Any = mp.get_context("forkserver")
         # Adam loads torch._dynamo, which takes longer than all the rest: once, not in every worker.
         context.set_forkserver_preload(["pondertime.hogwild", "torch._dynamo"])
         self.fault = context.SimpleQueue()
-        shared = (session.learner.weights, self.counters, self.sums, self.halt, self.fault)
+        shared = (self.learner.weights, self.counters, self.sums, self.halt, self.fault)
         self.workers: list[BaseProcess] = [
-            context.Process(target=work, args=(rank, config, session.network.backend, *shared), daemon=True)
+            context.Process(target=work, args=(rank, config, self.learner.backend, *shared), daemon=True)
             for rank in range(config.workers)
         ]
 
@@ -90,9 +93,9 @@ class Crew:
 
     def collect(self) -> None:
         """Take over what the workers have counted; their sums only grow."""
-        self.session.iterations = self.counters.tolist()
+        self.learner.iterations = self.counters.tolist()
         now = self.sums.sum(0)
-        self.session.learner.sums += now - self.seen
+        self.learner.sums += now - self.seen
         self.seen = now
 
     def death(self) -> RunError | None:
@@ -108,7 +111,7 @@ class Crew:
                 return Diverged(why)
         return RunError(
             f"worker {rank} of {len(self.workers)} died ({why}) at iteration "
-            f"{self.session.iterations[rank]}; checkpoint in {self.session.folder.checkpoint}; the same command goes on"
+            f"{self.learner.iterations[rank]}; checkpoint in {self.session.folder.checkpoint}; the same command goes on"
         )
 
 
@@ -140,8 +143,8 @@ def watch(crew: Crew) -> str | RunError:
         stop = None
         if session.updates - logged >= session.config.log_every * session.config.workers:
             logged = session.updates
-            stop = session.interval()
-        if min(session.iterations) >= session.config.iterations:
+            stop = session.interval(crew.learner.open_intervals())
+        if crew.learner.least >= session.config.iterations:
             return "iterations"
         stop = stop or session.between()
         if stop:

@@ -4,21 +4,18 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from pondertime.act import ACT
+from pondertime.batches import MEASURE_EVERY, SUMS, Batches, Interval
 from pondertime.cells import initial_state
 from pondertime.config import RunError, TrainConfig
 from pondertime.ensemble import Ensemble
 from pondertime.fused.common import Grads, Inputs, Rules
 from pondertime.fused.function import make_run, prepare
 from pondertime.tasks import Batch, Task
-
-MEASURE_EVERY = 10  # iterations, or every interval if that is shorter
-SUMS = ("sequences", "loss", "task_loss", "error", "target_error", "targets", "inputs", "rho")
 
 
 class Diverged(RunError):
@@ -30,47 +27,6 @@ class Diverged(RunError):
             f"the loss is not finite at iteration {i}; the last good checkpoint is kept. Try, in another folder, "
             "a lower --learning-rate, --clip 1, a higher --tau or a lower --max-steps"
         )
-
-
-class Batches:
-    """A worker's training data: batch i of a network is a function of its seed, the worker and i alone.
-
-    Batches are sampled in chunks, as one large batch costs little more than a small one. Those of several networks
-    lie beside each other in one, row e * B + j being row j of network e.
-    """
-
-    def __init__(self, task: Task, batch_size: int, seeds: Sequence[int], worker: int, device: str) -> None:
-        self.task, self.batch_size, self.seeds, self.worker, self.device = task, batch_size, seeds, worker, device
-        self.per_chunk = max(1, min(64, 65_536 // (batch_size * task.steps)))
-        self.chunk: tuple[int, Batch] | None = None
-
-    def __getitem__(self, i: int) -> Batch:
-        number, place = divmod(i, self.per_chunk)
-        if self.chunk is None or self.chunk[0] != number:
-            self.chunk = number, beside([self.sample(seed, number) for seed in self.seeds], self.per_chunk)
-        rows = self.batch_size * len(self.seeds)
-        return self.chunk[1].rows(slice(place * rows, (place + 1) * rows))
-
-    def sample(self, seed: int, number: int) -> Batch:
-        key = np.random.SeedSequence([seed, self.worker, number]).generate_state(1, np.uint64)[0]
-        generator = torch.Generator(self.device)
-        generator.manual_seed(int(key))
-        return self.task.sample(self.batch_size * self.per_chunk, generator)
-
-
-def beside(chunks: list[Batch], batches: int) -> Batch:
-    """Chunks of several networks as one: the first batch of each, then the second of each, and so on."""
-    if len(chunks) == 1:
-        return chunks[0]
-
-    def join(parts: list[Tensor], axis: int) -> Tensor:
-        shape = parts[0].shape
-        split = [a.unflatten(axis, (batches, -1)) for a in parts]
-        return torch.stack(split, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])
-
-    columns: Any = zip(*chunks, (1, 1, 1, 0, 0), strict=True)
-    made: Any = (None if parts[0] is None else join(parts, axis) for *parts, axis in columns)
-    return Batch(*made)
 
 
 class Weights:
@@ -138,10 +94,71 @@ class Learner:
         self.batches = Batches(task, config.batch_size, config.seeds, worker, device)
         self.weights = weights or Weights(network, self.members)
         self.weights.attach(network)
-        backend = network.resolve(device)
-        self.fused = backend if backend.startswith("fused") and torch.device(device).type == "cpu" else None
+        self.backend = network.resolve(device)
+        self.fused = self.backend if self.backend.startswith("fused") else None
         self.sums = torch.zeros(self.members, len(SUMS) + config.max_steps + 1, dtype=torch.float64, device=device)
         self.failed: dict[int, int] = {}  # members of an ensemble whose loss was not finite, and when
+        self.iterations = [0] * config.workers
+
+    @property
+    def updates(self) -> int:
+        """Updates of a network made so far, by all workers."""
+        return sum(self.iterations)
+
+    @property
+    def work(self) -> int:
+        """Updates of all networks."""
+        return self.updates * self.members
+
+    @property
+    def least(self) -> int:
+        """Iterations that every worker has made."""
+        return min(self.iterations)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint holds, by group and name."""
+        return {"model": self.network.state_dict(), "optimiser": self.weights.tensors()}
+
+    def counters(self) -> dict[str, Any]:
+        """What else it holds."""
+        return {"iterations": self.iterations, "sums": self.sums.tolist(), "failed": self.failed}
+
+    def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.network.load_state_dict(tensors["model"])
+        self.weights.load(tensors["optimiser"])
+        self.sums.copy_(torch.tensor(counters["sums"], dtype=torch.float64))
+        self.failed = {int(e): int(i) for e, i in counters["failed"].items()}
+        self.iterations = [int(i) for i in counters["iterations"]]
+
+    def check_finite(self, tensors: dict[str, dict[str, Tensor]]) -> None:
+        """Note the networks whose numbers are not finite."""
+        all_values = [v for group in tensors.values() for v in group.values() if v.dim()]
+        for e in range(self.members):
+            if not all(bool((v if self.members == 1 else v[e]).isfinite().all()) for v in all_values):
+                self.fail(e, self.updates // self.config.workers)
+
+    def fail(self, e: int, i: int) -> None:
+        """A network alone ends the run; one of several is left behind, and the others go on."""
+        self.failed.setdefault(e, i)
+        if len(self.failed) == self.members:
+            raise Diverged.at(i)
+
+    def advance(self, until: int) -> None:
+        """Make the next update."""
+        self.update(self.iterations[0])
+        self.iterations[0] += 1
+
+    def closed_intervals(self) -> list[Interval]:
+        """The intervals that are over, if the last update ended one."""
+        return self.open_intervals() if self.iterations[0] % self.config.log_every == 0 else []
+
+    def open_intervals(self) -> list[Interval]:
+        """What was summed up since the last interval, which ends here."""
+        sums = self.sums.tolist()
+        self.sums.zero_()
+        iteration = self.updates // self.config.workers
+        return [Interval(e, iteration, self.updates, row) for e, row in enumerate(sums) if row[0] > 0]
 
     def update(self, i: int) -> None:
         """Training update i: forward, backward, Adam."""
@@ -181,9 +198,8 @@ class Learner:
         task_loss = self.task.loss(one(y), batch)
         (d_y,) = torch.autograd.grad(task_loss.sum() / self.config.batch_size, y)
         with torch.no_grad():
-            zeros, c = torch.zeros_like(inputs.h), None if inputs.c is None else torch.zeros_like(inputs.h)
             d_remainder = torch.full_like(run.out.remainder, price / self.config.batch_size)
-            d = run.backward(Grads(d_y, zeros, c, d_remainder), x=False)
+            d = run.backward(Grads(d_y, remainder=d_remainder), x=False)
         gradients = (d.weight_ih, d.weight_hh, d.bias_ih, d.bias_hh, d.halt, d.halt_bias, d.weight_y, d.bias_y)
         seen = Seen(one(y.detach()), task_loss.detach(), one(run.out.steps), one(run.out.remainder))
         return seen, [g for g in gradients if g is not None]
@@ -214,13 +230,9 @@ class Learner:
             gradient *= (clip / (norm + 1e-6)).clamp(max=1).nan_to_num(0).unsqueeze(1)
 
     def stop(self, i: int, bad: Tensor, gradient: Tensor) -> None:
-        """A network alone ends the run; one of several stays as it is, and the others go on."""
-        if self.members == 1:
-            raise Diverged.at(i)
-        for member in bad.nonzero().flatten().tolist():
-            self.failed.setdefault(member, i)
-        if len(self.failed) == self.members:
-            raise Diverged.at(i)
+        """Leave the weights of these networks as they are."""
+        for e in bad.nonzero().flatten().tolist():
+            self.fail(e, i)
         gradient[bad] = 0
 
     def step(self, gradient: Tensor) -> None:
@@ -253,20 +265,3 @@ class Learner:
         sums[:, 0] += self.config.batch_size
         sums[:, 1 : len(SUMS)] += torch.stack([c.to(sums.dtype).view(E, -1).sum(1) for c in columns], 1)
         sums[:, len(SUMS) :] += counts
-
-
-def summary(sums: list[float]) -> dict[str, Any]:
-    """The metrics of an interval from its sums."""
-    s = dict(zip(SUMS, sums, strict=False))
-    histogram = {n: int(c) for n, c in enumerate(sums[len(SUMS) :]) if c}
-    inputs, sequences = max(s["inputs"], 1), max(s["sequences"], 1)
-    return {
-        "loss": s["loss"] / sequences,
-        "task_loss": s["task_loss"] / sequences,
-        "error": s["error"] / sequences,
-        "target_error": s["target_error"] / sequences,
-        "bpc": s["task_loss"] / max(s["targets"], 1) / math.log(2),
-        "steps": sum(n * c for n, c in histogram.items()) / inputs,
-        "rho": s["rho"] / inputs,
-        "histogram": histogram,
-    }

@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from pondertime.act import ACT
 from pondertime.config import ConfigError, RunError, TrainConfig
 from pondertime.ensemble import Ensemble
+from pondertime.networks import build
 from pondertime.tasks import Task, Wikipedia, make
-
-CELLS: dict[str, type[nn.Module]] = {"rnn": nn.RNNCell, "lstm": nn.LSTMCell, "gru": nn.GRUCell}
 
 
 def make_task(config: TrainConfig) -> Task:
@@ -40,22 +39,6 @@ def make_task(config: TrainConfig) -> Task:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return task
-
-
-def build(config: TrainConfig, task: Task, *, backend: str = "auto") -> ACT:
-    """The network of a config with fresh weights, drawn from its seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        cell = CELLS[task.cell](task.input_size + 1, config.hidden_size)
-        return ACT(
-            cell,
-            task.output_size,
-            epsilon=config.epsilon,
-            max_steps=config.max_steps,
-            halt_bias=config.halt_bias,
-            force_steps=config.force_steps,
-            backend=backend,
-        )
 
 
 def build_all(config: TrainConfig, task: Task, *, backend: str = "auto") -> ACT | Ensemble:
@@ -234,39 +217,55 @@ class RunFolder:
             raise RunError(f"{folder}: not a whole checkpoint ({error}); delete the folder to start anew") from None
         return tensors, counters
 
-    def metrics(self, seed: int | None = None) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, of one network where there are several; a half-written last one is left out."""
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return []
-        lines = path.read_text().split("\n")[:-1]
-        try:
-            found = [json.loads(line) for line in lines]
-            return [line for line in found if seed is None or line.get("seed", seed) == seed]
-        except ValueError as error:
-            raise RunError(f"{path}: cannot be read ({error})") from None
+    def metrics(self, e: int = 0) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, of several networks those of number e; a half-written last one is left out."""
+        return self.all_metrics().get(e, [])
 
-    def load_network(self, *, backend: str = "auto", seed: int | None = None) -> tuple[TrainConfig, Task, ACT]:
-        """The trained network of a run; of several, the one with this seed."""
+    def all_metrics(self) -> dict[int, list[dict[str, Any]]]:
+        """The lines of metrics.jsonl by the number of the network."""
+        path = self.path / "metrics.jsonl"
+        found: dict[int, list[dict[str, Any]]] = {}
+        for text in path.read_text().split("\n")[:-1] if path.exists() else []:
+            try:
+                line = json.loads(text)
+                found.setdefault(line.get("member", 0), []).append(line)
+            except (AttributeError, ValueError) as error:
+                raise RunError(f"{path}: cannot be read ({error})") from None
+        return found
+
+    def find(self, *, seed: int | None = None, tau: float | None = None) -> int:
+        """The place of a network in a run of several, by its seed and, in a grid, its tau (None: without ACT)."""
         config = self.config()
-        saved = self.load()
+        if seed is None and config.members > 1:
+            raise RunError(f"{self.path}: holds {config.size} networks; say which with --seed")
+        seed = config.seed if seed is None else seed
+        if seed not in config.seeds:
+            raise RunError(f"{self.path}: holds no network of seed {seed}")
+        if config.taus and tau not in config.taus:
+            raise RunError(f"{self.path}: holds no network {'without ACT' if tau is None else f'of tau {tau:g}'}")
+        return seed - config.seed + config.members * (config.taus.index(tau) if config.taus else 0)
+
+    def load_network(self, e: int = 0, *, backend: str = "auto") -> tuple[TrainConfig, Task, ACT]:
+        """The trained network of a run; of several, number e."""
+        return self.load_networks([e], backend=backend)[0]
+
+    def load_networks(self, places: Sequence[int], *, backend: str = "auto") -> list[tuple[TrainConfig, Task, ACT]]:
+        """The trained networks of a run at these places."""
+        whole, saved = self.config(), self.load()
         if saved is None:
             raise RunError(f"{self.path}: no checkpoint yet")
-        if seed is None and config.members > 1:
-            raise RunError(f"{self.path}: holds {config.members} networks; say which with --seed")
-        if seed is not None and seed not in config.seeds:
-            raise RunError(f"{self.path}: holds no network of seed {seed}")
-        weights, e = saved[0]["model"], 0 if seed is None else seed - config.seed
-        if config.members > 1:
-            try:
-                weights = {k: a[e].clone() for k, a in weights.items()}
-            except IndexError as error:
-                raise RunError(f"{self.checkpoint}: its weights do not fit the run's config ({error})") from None
-        config = config.member(e)
-        task = make_task(config)
-        network = build(config, task, backend=backend)
-        load_weights(network, weights, self.checkpoint)
-        return config, task, network.eval()
+        task, found = make_task(whole), []
+        for e in places:
+            config, weights = whole.member(e), saved[0]["model"]
+            if whole.size > 1:
+                try:
+                    weights = {k: a[e].clone() for k, a in weights.items()}
+                except IndexError as error:
+                    raise RunError(f"{self.checkpoint}: its weights do not fit the run's config ({error})") from None
+            network = build(config, task, backend=backend)
+            load_weights(network, weights, self.checkpoint)
+            found.append((config, task, network.eval()))
+        return found
 
 
 def load_weights(network: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:

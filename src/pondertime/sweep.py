@@ -1,9 +1,9 @@
 """The grid of a task, tau x seed: plans it, skips what is done, turns finished runs into result rows."""
 
+import contextlib
 import math
 import multiprocessing as mp
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -16,16 +16,18 @@ from typing import Any
 import torch
 
 from pondertime import progress, results
-from pondertime.act import ACT
 from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, check
-from pondertime.evaluate import difficulty_curve, sample_traces
-from pondertime.learner import Learner
-from pondertime.runs import RunFolder, build_all, command, commit, make_task
-from pondertime.tasks import Task
-from pondertime.train import train
+from pondertime.ensemble import Ensemble
+from pondertime.ensemble.gpu import why_not_gpu_group
+from pondertime.evaluate import difficulty_curves, sample_traces
+from pondertime.runs import RunFolder, command, commit, make_task
+from pondertime.train import make_learner, train
 
 # Networks with more units than this fill the cores by themselves and are trained one by one.
 UNITS_TOGETHER = 256
+GPU_UNITS_TOGETHER = 512
+# Networks measured at once.
+MEASURED_TOGETHER = 64
 
 Outcome = tuple[TrainConfig, results.Row | RunError]
 
@@ -61,8 +63,9 @@ def unfinished(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
     The tables tell networks apart by preset, tau and seed only; that what is done has the other settings too
     is seen from the run folders.
     """
+    begun = groups(places)
     for config in configs:
-        folder, whole = home(config, places)
+        folder, whole = home(config, places, begun)
         folder.check(whole, fewer=True)
     try:
         rows = results.read_rows(places.results, configs[0].task)
@@ -72,54 +75,89 @@ def unfinished(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
     return [c for c in configs if done.get(key(c), 0) < c.iterations * c.workers]
 
 
-def home(config: TrainConfig, places: Places) -> tuple[RunFolder, TrainConfig]:
+def groups(places: Places) -> list[tuple[RunFolder, TrainConfig]]:
+    """The runs of several networks that were begun."""
+    found = []
+    for path in sorted(places.runs.glob("*-seeds*")):
+        with contextlib.suppress(RunError):
+            found.append((RunFolder(path), RunFolder(path).config()))
+    return found
+
+
+def home(
+    config: TrainConfig, places: Places, begun: list[tuple[RunFolder, TrainConfig]]
+) -> tuple[RunFolder, TrainConfig]:
     """The folder in which a network was begun, alone or with others, and the config of all in it; else its own."""
     alone = RunFolder(places.runs / config.name)
-    if not alone.path.exists():
-        stem = config.name.removesuffix(f"seed{config.seed}")
-        for path in places.runs.glob(f"{stem}seeds*"):
-            match = re.fullmatch(r"seeds(\d+)-(\d+)", path.name.removeprefix(stem))
-            if match and int(match[1]) <= config.seed <= int(match[2]):
-                first, last = map(int, match.groups())
-                return RunFolder(path), replace(config, seed=first, members=last - first + 1)
+    if alone.path.exists():
+        return alone, config
+    for folder, whole in begun:
+        kinds = whole.taus or (whole.tau,)
+        same = (config.task, config.preset) == (whole.task, whole.preset) and config.tau in kinds
+        if same and config.seed in whole.seeds and (whole.taus or config.force_steps == whole.force_steps):
+            shared = {k: getattr(whole, k) for k in ("seed", "members", "taus", "tau", "force_steps")}
+            return folder, replace(config, **shared)
     return alone, config
 
 
 def together(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
-    """What is trained at once: the seeds of a tau, where that is quicker; what was begun goes on as it was."""
+    """What is trained at once: the seeds of a tau, or on a GPU the whole grid, where that is quicker.
+
+    What was begun goes on as it was.
+    """
     jobs: list[TrainConfig] = []
-    open_jobs: dict[TrainConfig, int] = {}  # by the config without its seed, the job that the next seed may join
+    fresh: list[TrainConfig] = []
+    begun = groups(places)
     for config in configs:
-        folder, whole = home(config, places)
-        if folder.path.exists():
-            jobs += [] if whole in jobs else [whole]
-            continue
-        key = replace(config, seed=0)
-        i = open_jobs.get(key)
-        if i is not None and jobs[i].seeds.stop == config.seed and can_join(config, places):
+        folder, whole = home(config, places, begun)
+        if not folder.path.exists():
+            fresh.append(config)
+        elif whole not in jobs:
+            jobs.append(whole)
+    grid = whole_grid(fresh) if places.device.startswith("cuda") and can_join(fresh, places) else None
+    return jobs + ([grid] if grid is not None else seeds_together(fresh, places))
+
+
+def whole_grid(configs: list[TrainConfig]) -> TrainConfig | None:
+    """One config for all, if they are every tau with every seed and fit a GPU's programs."""
+    taus, seeds = tuple(dict.fromkeys(c.tau for c in configs)), sorted({c.seed for c in configs})
+    if len(configs) < 2 or why_not_gpu_group(configs, make_task(configs[0])) is not None:
+        return None
+    grid = replace(configs[0], tau=None, force_steps=None, seed=seeds[0], members=len(seeds), taus=taus)
+    return grid if {grid.member(e) for e in range(grid.size)} == set(configs) and grid.size == len(configs) else None
+
+
+def seeds_together(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
+    """Seeds that follow each other, of networks that are else alike, become one job."""
+    jobs: list[TrainConfig] = []
+    last: dict[TrainConfig, int] = {}  # by the config without its seed, the job that the next seed may join
+    for config in configs:
+        alike = replace(config, seed=0)
+        i = last.get(alike)
+        if i is not None and jobs[i].seeds.stop == config.seed and can_join([config], places):
             jobs[i] = replace(jobs[i], members=jobs[i].members + 1)
         else:
-            open_jobs[key] = len(jobs)
+            last[alike] = len(jobs)
             jobs.append(config)
     return jobs
 
 
-def can_join(config: TrainConfig, places: Places) -> bool:
-    """Whether networks like this are trained at once."""
+def can_join(configs: list[TrainConfig], places: Places) -> bool:
+    """Whether networks like these are trained at once."""
+    most = UNITS_TOGETHER if places.device == "cpu" else GPU_UNITS_TOGETHER
     fused = places.backend in ("auto", "fused", "fused-calls")
-    return config.workers == 1 and config.hidden_size <= UNITS_TOGETHER and places.device == "cpu" and fused
+    return fused and all(c.workers == 1 and c.hidden_size <= most for c in configs)
 
 
 def estimate(job: TrainConfig, device: str, backend: str) -> float:
     """Seconds that a job will take, from a second of its first updates."""
-    task = make_task(job)
-    learner = Learner(job, task, build_all(job, task, backend=backend).to(device), device)
-    learner.update(0)
-    start, i = time.monotonic(), 1
-    while time.monotonic() - start < 1:
-        learner.update(i)
-        i += 1
-    return (time.monotonic() - start) / (i - 1) * job.iterations * job.workers
+    learner = make_learner(job, make_task(job), device, backend)
+    learner.advance(job.iterations)
+    start, before = time.monotonic(), learner.work
+    while time.monotonic() - start < 1 and learner.least < job.iterations:
+        learner.advance(job.iterations)
+        learner.closed_intervals()
+    return (time.monotonic() - start) / max(1, learner.work - before) * job.iterations * job.workers * job.size
 
 
 def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
@@ -128,21 +166,35 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
     result = train(job, folder, device=places.device, backend=places.backend)
     members = result.get("members", [{"failed": None}])
     outcomes: list[Outcome] = []
-    for e, numbers in enumerate(members):
-        config = job.member(e)
-        if numbers["failed"] is not None:
-            outcomes.append((config, RunError(f"the loss was not finite at iteration {numbers['failed']}")))
-            continue
-        _, task, network = folder.load_network(backend=places.backend, seed=config.seed)
-        own = {**result, **numbers, "seconds": round(result["seconds"] / len(members), 2)}
-        outcomes.append((config, record(config, folder, task, network.to(places.device), own, places)))
+    entries, metrics = [], folder.all_metrics()
+    for first in range(0, len(members), MEASURED_TOGETHER):
+        places_here = range(first, min(first + MEASURED_TOGETHER, len(members)))
+        loaded = folder.load_networks(places_here, backend=places.backend)
+        task, networks = loaded[0][1], [network.to(places.device) for _, _, network in loaded]
+        stack = networks[0] if len(members) == 1 else Ensemble(networks).to(places.device)
+        curves = difficulty_curves(stack, task, device=places.device)
+        for e, network, points in zip(places_here, networks, curves, strict=True):
+            config, numbers = job.member(e), members[e]
+            if numbers["failed"] is not None:
+                outcomes.append((config, RunError(f"the loss was not finite at iteration {numbers['failed']}")))
+                continue
+            own = {**result, **numbers, "seconds": round(result["seconds"] / len(members), 2)}
+            traced = sample_traces(network, task, device=places.device)
+            entries.append(entry(config, metrics.get(e, []), own, points, traced, places))
+            outcomes.append((config, entries[-1].row))
+    add(entries, places)
     return outcomes
 
 
-def record(
-    config: TrainConfig, folder: RunFolder, task: Task, network: ACT, result: dict[str, Any], places: Places
-) -> results.Row:
-    """Add a finished network to the result tables: its row, curve, difficulty curve and traces."""
+def entry(
+    config: TrainConfig,
+    metrics: list[dict[str, Any]],
+    result: dict[str, Any],
+    points: list[dict[str, Any]],
+    traced: list[dict[str, Any]],
+    places: Places,
+) -> results.Entry:
+    """A finished network as the result tables have it: its row, learning curve, difficulty points and traces."""
     row = results.Row(
         task=config.task,
         preset=config.preset,
@@ -161,15 +213,18 @@ def record(
         commit=commit(),
         command=command(),
     )
-    metrics = folder.metrics(config.seed)
     curve = {k: [line[k] for line in metrics] for k in ("updates", "error", "target_error", "bpc", "steps")}
-    points = difficulty_curve(network, task, device=places.device)
-    traced = sample_traces(network, task, device=places.device)
+    return results.make_entry(row, curve, points, traced)
+
+
+def add(entries: list[results.Entry], places: Places) -> None:
+    """Add finished networks to the result tables."""
+    if not entries:
+        return
     try:
-        results.add_row(places.results, config.task, row, curve, points, traced)
+        results.add_rows(places.results, entries[0].row.task, entries)
     except ValueError as error:
         raise RunError(f"trained, but the result tables cannot take it: {error}") from None
-    return row
 
 
 def attempt(job: TrainConfig, places: Places) -> list[Outcome]:
@@ -179,7 +234,7 @@ def attempt(job: TrainConfig, places: Places) -> list[Outcome]:
     except Interrupted:
         raise
     except RunError as error:
-        return [(job.member(e), error) for e in range(job.members)]
+        return [(job.member(e), error) for e in range(job.size)]
 
 
 def inline(configs: list[TrainConfig], places: Places, processes: int) -> Iterator[Outcome]:
@@ -244,7 +299,7 @@ def receive(job: TrainConfig, pipe: Any, process: BaseProcess) -> list[Outcome]:
     except EOFError:
         process.join()
         error = RunError(f"its process ended early (exit code {process.exitcode}); the same command goes on")
-        outcome = [(job.member(e), error) for e in range(job.members)]
+        outcome = [(job.member(e), error) for e in range(job.size)]
     pipe.close()
     process.join()
     if isinstance(outcome, BaseException):

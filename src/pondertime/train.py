@@ -17,12 +17,15 @@ from typing import Any, TextIO
 
 import torch
 
-from pondertime.act import ACT
-from pondertime.config import Interrupted, OutOfTime, RunError, TrainConfig
-from pondertime.evaluate import evaluate
-from pondertime.learner import Diverged, Learner, Weights, summary
+from pondertime.batches import Interval, summary
+from pondertime.config import ConfigError, Interrupted, OutOfTime, RunError, TrainConfig
+from pondertime.ensemble.gpu import why_not_gpu_group
+from pondertime.ensemble.gpu_learner import GpuLearner
+from pondertime.evaluate import evaluate_all
+from pondertime.learner import Learner, Weights
 from pondertime.progress import Reporter
-from pondertime.runs import RunFolder, build_all, environment, load_weights, make_task, served_by, write_json
+from pondertime.runs import RunFolder, build_all, environment, make_task, served_by, write_json
+from pondertime.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -41,18 +44,15 @@ class Session:
     def __init__(self, config: TrainConfig, folder: RunFolder, device: str, backend: str, limits: Limits) -> None:
         self.config, self.folder, self.device, self.limits = config, folder, device, limits
         self.task = make_task(config)
-        self.network = build_all(config, self.task, backend=backend).to(device)
-        made_by = environment(device, served_by(self.network, device))
-        weights = Weights(self.network, config.members, share=config.workers > 1)
-        self.learner = Learner(config, self.task, self.network, device, weights=weights)
-        self.iterations = [0] * config.workers
+        self.learner = make_learner(config, self.task, device, backend)
         self.seconds, self.warned, self.stuck = 0.0, False, 0
+        self.last: dict[int, dict[str, Any]] = {}  # the last line of every network
         metrics_bytes = self.restore()
         folder.write_config(config)
-        write_json(folder.path / "env.json", made_by)
+        write_json(folder.path / "env.json", environment(device, self.learner.backend))
         self.log_file = open_log(folder.path / "metrics.jsonl", metrics_bytes)
         self.started = self.saved = self.shown = time.monotonic()
-        self.first, self.text = self.updates, ""
+        self.first, self.text = self.learner.work, ""
         self.reporter = Reporter(config.name, config.iterations, done=self.iteration)
 
     def restore(self) -> int:
@@ -61,23 +61,22 @@ class Session:
         if saved is None:
             return 0
         tensors, counters = saved
-        load_weights(self.network, tensors["model"], self.folder.checkpoint)
         try:
-            self.learner.weights.load(tensors["optimiser"])
-            self.learner.sums.copy_(torch.tensor(counters["sums"], dtype=torch.float64))
-            self.learner.failed = {int(e): int(i) for e, i in counters["failed"].items()}
-            self.iterations = [int(i) for i in counters["iterations"]]
+            self.learner.load(tensors, counters)
             self.seconds = float(counters["seconds"])
             return int(counters["metrics_bytes"])
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise RunError(f"{self.folder.checkpoint}: does not fit the run's config ({error})") from None
+            reason = " ".join(str(error).split())[:200]
+            what = "its weights do not fit" if "size mismatch" in reason else "does not fit"
+            raise RunError(f"{self.folder.checkpoint}: {what} the run's config ({reason})") from None
 
     def close(self) -> None:
         self.log_file.close()
 
     @property
     def updates(self) -> int:
-        return sum(self.iterations)
+        """Updates of a network made so far, by all workers."""
+        return self.learner.updates
 
     @property
     def iteration(self) -> int:
@@ -90,19 +89,17 @@ class Session:
 
     def save(self) -> None:
         """Write a checkpoint; one with numbers that are not finite would be of no use."""
-        groups = {"model": self.network.state_dict(), "optimiser": self.learner.weights.tensors()}
         # Copies: the workers of Hogwild go on while this looks and writes.
-        tensors = {name: {k: v.detach().clone() for k, v in group.items()} for name, group in groups.items()}
-        if not all(bool(v.isfinite().all()) for group in tensors.values() for v in group.values()):
-            raise Diverged.at(self.iteration)
+        tensors = {
+            name: {k: v.detach().clone() for k, v in group.items()} for name, group in self.learner.tensors().items()
+        }
+        self.learner.check_finite(tensors)
         self.log_file.flush()
         os.fsync(self.log_file.fileno())
         counters = {
             "updates": self.updates,
-            "iterations": self.iterations,
+            **self.learner.counters(),
             "seconds": self.elapsed,
-            "sums": self.learner.sums.tolist(),
-            "failed": self.learner.failed,
             "metrics_bytes": self.log_file.tell(),
         }
         self.folder.save(tensors, counters)
@@ -111,34 +108,35 @@ class Session:
     def finish(self) -> None:
         """Save, then log what is left of an interval: a line that a run with more iterations cuts off again."""
         self.save()
-        if self.learner.sums[0, 0] > 0:
-            self.log()
+        self.log(self.learner.open_intervals())
         self.reporter.update(self.iteration, self.text)
 
-    def log(self) -> dict[str, Any]:
-        """Write one line of metrics a network and start the next interval; returns their means."""
-        lines = [self.line(e, sums) for e, sums in enumerate(self.learner.sums.tolist())]
-        self.learner.sums.zero_()
-        self.log_file.write("".join(json.dumps(line) + "\n" for line in lines))
+    def log(self, intervals: list[Interval]) -> None:
+        """Write a line of metrics for each interval."""
+        for e, iterations, updates, sums in intervals:
+            metrics = summary(sums)
+            counts: dict[int, int] = metrics["histogram"]
+            line: dict[str, Any] = {"iterations": iterations, "updates": updates, **metrics}
+            line["at_max"] = counts.get(self.config.max_steps, 0) / max(sum(counts.values()), 1)
+            line["seconds"] = round(self.elapsed, 2)
+            if self.config.size > 1:
+                config = self.config.member(e)
+                line = {"member": e, "seed": config.seed, "tau": config.tau, **line}
+            self.last[e] = line
+            self.log_file.write(json.dumps(line) + "\n")
         self.log_file.flush()
-        going = [line for e, line in enumerate(lines) if e not in self.learner.failed]
-        return {k: sum(line[k] for line in going) / len(going) for k in ("loss", "error", "steps", "at_max")}
 
-    def line(self, e: int, sums: list[float]) -> dict[str, Any]:
-        """The metrics of network e over the interval."""
-        metrics = summary(sums)
-        counts: dict[int, int] = metrics["histogram"]
-        line: dict[str, Any] = {"iterations": self.iteration, "updates": self.updates, **metrics}
-        line["at_max"] = counts.get(self.config.max_steps, 0) / max(sum(counts.values()), 1)
-        line["seconds"] = round(self.elapsed, 2)
-        return line if self.config.members == 1 else {"seed": self.config.seeds[e], **line}
-
-    def interval(self) -> str | None:
-        """Log an interval and heed what it says; returns why to stop, if so."""
-        means = self.log()
-        if not math.isfinite(means["loss"]):
-            raise Diverged.at(self.iteration)
-        rate = (self.updates - self.first) * self.config.members / (time.monotonic() - self.started)
+    def interval(self, intervals: list[Interval]) -> str | None:
+        """Log intervals that are over and heed what they say; returns why to stop, if so."""
+        if not intervals:
+            return None
+        self.log(intervals)
+        for e, iterations, _, _ in intervals:
+            if not math.isfinite(self.last[e]["loss"]):
+                self.learner.fail(e, iterations)
+        going = [line for e, line in self.last.items() if e not in self.learner.failed]
+        means = {k: sum(line[k] for line in going) / len(going) for k in ("loss", "error", "steps", "at_max")}
+        rate = (self.learner.work - self.first) / (time.monotonic() - self.started)
         self.text = f"loss {means['loss']:.3f}  error {means['error']:.1%}  ponder {means['steps']:.2f}  {rate:.0f}/s"
         warning = self.warning(means)
         if warning:
@@ -230,7 +228,7 @@ def train(
             result = {
                 "stopped": stopped,
                 "until_error": until_error if stopped == "until_error" else None,
-                "iterations": min(session.iterations),
+                "iterations": session.learner.least,
                 "updates": session.updates,
                 "seconds": round(session.elapsed, 2),
                 **measured(session),
@@ -241,16 +239,16 @@ def train(
 
 def measured(session: Session) -> dict[str, Any]:
     """The final numbers of a network; of several, those of each and the means of those that did not fail."""
-    network = session.network
-    if isinstance(network, ACT):
-        return evaluate(network, session.task, device=session.device)
-    members: list[dict[str, Any]] = []
-    for e, seed in enumerate(session.config.seeds):
-        numbers = evaluate(network.member(e).to(session.device), session.task, device=session.device)
-        members.append({"seed": seed, "failed": session.learner.failed.get(e), **numbers})
+    config, learner = session.config, session.learner
+    found = evaluate_all(learner.network, session.task, device=session.device)
+    if config.size == 1:
+        return found[0]
+    members: list[dict[str, Any]] = [
+        {"seed": config.member(e).seed, "tau": config.member(e).tau, "failed": learner.failed.get(e), **numbers}
+        for e, numbers in enumerate(found)
+    ]
     going = [m for m in members if m["failed"] is None]
-    means = {k: sum(m[k] for m in going) / len(going) for k in members[0] if k not in ("seed", "failed")}
-    return {**means, "members": members}
+    return {**{k: sum(m[k] for m in going) / len(going) for k in found[0]}, "members": members}
 
 
 def is_enough(result: dict[str, Any], iterations: int, until_error: float | None) -> bool:
@@ -265,7 +263,7 @@ def run(session: Session) -> str:
     # The first checkpoint, so that there is always one to go back to.
     if session.updates == 0:
         session.save()
-    stopped = hogwild_loop(session) if session.config.workers > 1 else synchronous_loop(session)
+    stopped = hogwild_loop(session) if session.config.workers > 1 else loop(session)
     if stopped in ("iterations", "until_error"):
         session.finish()
         return stopped
@@ -282,14 +280,27 @@ def hogwild_loop(session: Session) -> str:
     return loop(session)
 
 
-def synchronous_loop(session: Session) -> str:
-    """Make updates one after the other; returns why it stopped."""
-    config = session.config
-    for i in range(session.iterations[0], config.iterations):
-        session.learner.update(i)
-        session.iterations[0] = i + 1
-        stop = session.interval() if (i + 1) % config.log_every == 0 else None
-        stop = stop or session.between()
+def loop(session: Session) -> str:
+    """Make updates until all are made; returns why it stopped."""
+    iterations = session.config.iterations
+    while session.learner.least < iterations:
+        session.learner.advance(iterations)
+        stop = session.interval(session.learner.closed_intervals()) or session.between()
         if stop:
             return stop
     return "iterations"
+
+
+def make_learner(config: TrainConfig, task: Task, device: str, backend: str) -> Learner | GpuLearner:
+    """What makes the updates: on a GPU one program a network where there are several that fit, else a Learner."""
+    if torch.device(device).type == "cuda" and config.size > 1 and backend in ("auto", "fused"):
+        reason = why_not_gpu_group([config.member(e) for e in range(config.size)], task)
+        if reason is None:
+            return GpuLearner(config, task, device)
+        if config.taus:
+            raise ConfigError(f"a grid of time penalties cannot be trained at once: {reason}")
+    if config.taus:
+        raise ConfigError("a grid of time penalties is trained at once on a GPU only")
+    network = build_all(config, task, backend=backend).to(device)
+    served_by(network, device)
+    return Learner(config, task, network, device, weights=Weights(network, config.members, share=config.workers > 1))

@@ -285,9 +285,10 @@ class Run:
         """Derivatives by every input, by x only where it is asked for. What the forward pass kept is used up."""
         E, T, B, H, i = self.E, self.T, self.B, self.H, self.inputs
         steps = None if self.rules.lengths is None else self.steps
-        d_mean, d_weight_y, d_bias_y = by_read_out(i, d.y.reshape(E, T, B, -1), self.mean, steps)
-        G = torch.stack([a.reshape(E * B, H) for a in (d.h, d.c) if a is not None])
-        d_remainder = d.remainder.reshape(E, T, B).transpose(0, 1).flatten(1, 2)
+        d_y, d_h, d_c, d_remainder = d.filled(i, T)
+        d_mean, d_weight_y, d_bias_y = by_read_out(i, d_y.reshape(E, T, B, -1), self.mean, steps)
+        G = torch.stack([a.reshape(E * B, H) for a in (d_h, d_c) if a is not None])
+        d_remainder = d_remainder.reshape(E, T, B).transpose(0, 1).flatten(1, 2)
         sums = Gradients(self).all_steps(d_mean.transpose(0, 1).flatten(1, 2), G, d_remainder)
         made = by_inputs(i, sums, x=x)._replace(weight_y=d_weight_y, bias_y=d_bias_y)
         return made if self.rules.stacked else each(lambda a: a.squeeze(0), made)

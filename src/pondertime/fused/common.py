@@ -81,12 +81,23 @@ class Outputs(NamedTuple):
 
 
 class Grads(NamedTuple):
-    """Derivatives of the loss by the results."""
+    """Derivatives of the loss by the results; None: zeros."""
 
-    y: Tensor
-    h: Tensor
-    c: Tensor | None
-    remainder: Tensor
+    y: Tensor | None
+    h: Tensor | None = None
+    c: Tensor | None = None
+    remainder: Tensor | None = None
+
+    def filled(self, i: Inputs, T: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """All of them as tensors; that by c where there is one."""
+        *front, B, H = i.h.shape
+        width = H if i.weight_y is None else i.weight_y.shape[-2]
+        return (
+            i.h.new_zeros(*front, T, B, width) if self.y is None else self.y,
+            torch.zeros_like(i.h) if self.h is None else self.h,
+            torch.zeros_like(i.h) if self.c is None and i.c is not None else self.c,
+            i.h.new_zeros(*front, T, B) if self.remainder is None else self.remainder,
+        )
 
 
 class Update(NamedTuple):

@@ -16,8 +16,12 @@ _rows: dict[tuple[int, ...], int] = {}
 _rooms: dict[tuple[int, ...], list[int]] = {}
 
 
-def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: bool = False) -> native.Run | calls.Run:
-    """Run E networks forward with the C loop, or with plain calls where there is none."""
+def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: bool = False) -> Any:
+    """Run E networks forward: on a GPU with Triton, else with the C loop, or with plain calls where there is none."""
+    if inputs.h.is_cuda:
+        from pondertime.fused import triton_run
+
+        return triton_run.make(inputs, rules, keep=keep, seen=seen)
     lib = native.library()
     T, B = inputs.x.shape[inputs.h.dim() - 2], inputs.h.shape[-2]
     shape = (T, *inputs.h.shape, rules.kind.slots)
@@ -63,15 +67,7 @@ class Fused(torch.autograd.Function):
         if run is None:
             # The tape was used up by a backward pass that kept the graph: make it again.
             run = make_run(inputs, rules, plain=plain, keep=True)
-        per_step = (*inputs.h.shape[:-2], run.T, run.B)
-        width = run.H if inputs.weight_y is None else inputs.weight_y.shape[-2]
-        d = Grads(
-            inputs.h.new_zeros(*per_step, width) if d_y is None else d_y,
-            torch.zeros_like(inputs.h) if d_h is None else d_h,
-            torch.zeros_like(inputs.h) if d_c is None and inputs.c is not None else d_c,
-            inputs.h.new_zeros(per_step) if d_remainder is None else d_remainder,
-        )
-        return run.backward(d, x=ctx.needs_input_grad[2])
+        return run.backward(Grads(d_y, d_h, d_c, d_remainder), x=ctx.needs_input_grad[2])
 
 
 class Twice(torch.autograd.Function):
@@ -98,7 +94,8 @@ def prepare(net: Network, x: Tensor, state: State, lengths: Tensor | None) -> tu
     """The tensors and the rules of a call on ``x [T, B, I]`` (or int ``[T, B]``)."""
     kind, cell = kind_of(net.cell), net.cell
     if lengths is not None:
-        present = torch.arange(len(x)).unsqueeze(1) < lengths
+        lengths = lengths.to(x.device)
+        present = torch.arange(len(x), device=x.device).unsqueeze(1) < lengths
         x = torch.where(present.unsqueeze(-1) if x.is_floating_point() else present, x, torch.zeros_like(x))
         lengths = lengths.unsqueeze(0)
     biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
@@ -120,7 +117,7 @@ def fused(
     *,
     plain: bool = False,
 ) -> Result:
-    """ACT on ``x [T, B, I]`` (or int ``[T, B]``) for the cells of torch.nn on a CPU."""
+    """ACT on ``x [T, B, I]`` (or int ``[T, B]``) for the cells of torch.nn, on a CPU or a GPU."""
     inputs, rules = prepare(net, x, state, lengths)
     if record is None:
         out = fused_networks(inputs, rules, plain=plain)

@@ -300,9 +300,10 @@ class Run:
     def backward(self, d: Grads, *, x: bool) -> Inputs:
         """Derivatives by every input, by x only where it is asked for. The tape is used up."""
         i, empty, B, H = self.inputs, self.empty, self.B, self.H
+        d_y, d_h, d_c, d_remainder = d.filled(i, self.T)
         # Copies: the loop writes to these.
-        d_h, d_c = torch.clone(d.h, memory_format=PLAIN), None if d.c is None else torch.clone(d.c, memory_format=PLAIN)
-        d_y = d.y.contiguous() if self.rules.lengths is None else torch.clone(d.y, memory_format=PLAIN)
+        d_h, d_c = torch.clone(d_h, memory_format=PLAIN), None if d_c is None else torch.clone(d_c, memory_format=PLAIN)
+        d_y = d_y.contiguous() if self.rules.lengths is None else torch.clone(d_y, memory_format=PLAIN)
         d_x: Any = torch.empty_like(i.x) if x and i.x.is_floating_point() else None
         made = each(torch.empty_like, i._replace(x=d_x))._replace(x=d_x, h=d_h, c=d_c)
         d_xw = None if i.x.is_floating_point() else empty(self.T, B, self.X)
@@ -311,7 +312,7 @@ class Run:
             d_logit=self.rows + B, **({"d_xw": self.T * B * self.X} if d_xw is None else {}),
         )  # fmt: skip
         self.point(
-            d_y=d_y, d_mean=d_y if i.weight_y is None else self.mean, d_remainder=d.remainder.contiguous(),
+            d_y=d_y, d_mean=d_y if i.weight_y is None else self.mean, d_remainder=d_remainder.contiguous(),
             d_state0=d_h, d_state1=d_c, d_xw=d_xw, d_x=made.x, d_weight_ih=made.weight_ih, d_bias_ih=made.bias_ih,
             d_bias_hh=made.bias_hh, d_weight_hh=made.weight_hh, d_halt=made.halt, d_halt_bias=made.halt_bias,
             d_weight_y=made.weight_y, d_bias_y=made.bias_y,

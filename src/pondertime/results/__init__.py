@@ -26,6 +26,7 @@ __all__ = [
     "SequenceTrace",
     "add_row",
     "add_rows",
+    "make_entry",
     "read_curves",
     "read_difficulty",
     "read_rows",
@@ -65,13 +66,22 @@ def add_row(
 
     Mappings stand for the records with their fields, None for a number that was not measured.
     """
-    entry = Entry(
+    add_rows(results_dir, task, [make_entry(row, curve, difficulty_rows, traces)])
+
+
+def make_entry(
+    row: Row,
+    curve: Curve | Mapping[str, Any] | None = None,
+    difficulty_rows: Sequence[Point | Mapping[str, Any]] = (),
+    traces: Sequence[SequenceTrace | Mapping[str, Any]] = (),
+) -> Entry:
+    """One network as the tables have it; mappings stand for the records with their fields."""
+    return Entry(
         row,
         None if curve is None else record(Curve, curve),
         [record(Point, point) for point in difficulty_rows],
         [record(SequenceTrace, trace) for trace in traces],
     )
-    add_rows(results_dir, task, [entry])
 
 
 def add_rows(results_dir: Path | str, task: str, entries: Iterable[Entry]) -> None:

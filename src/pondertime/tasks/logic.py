@@ -1,5 +1,7 @@
 """Logic: chains of binary gates, and a bit carried from step to step."""
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,6 +28,12 @@ NO_GATE = len(GATES)
 STEP = torch.tensor(
     [[2 * (table[3 - s] == "T") + s // 2 for s in range(4)] for table in TABLES.values()] + [list(range(4))]
 )
+
+
+@cache
+def step_on(device: torch.device) -> Tensor:
+    """STEP, flat, on a device; copying it for every batch would wait for the device."""
+    return STEP.to(device).flatten()
 
 
 class Logic(Task):
@@ -104,7 +112,7 @@ def run(gates: Tensor, first: Tensor, b1: Tensor) -> Tensor:
     A step is a map from the target before it to its own, so all steps run at once, for both values
     of b_0, and only these maps are followed one after the other.
     """
-    step = STEP.to(gates.device).flatten()
+    step = step_on(gates.device)
     pair = 2 * b1 + torch.arange(2, device=gates.device).view(2, 1, 1)
     for gate in gates:
         pair = step[4 * gate + pair]

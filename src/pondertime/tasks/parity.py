@@ -46,19 +46,31 @@ class Parity(Task):
         device = generator.device
         k = drawn_or(difficulty, 1, self.bits, [batch_size], generator)
         codes = integers(0, 255, [batch_size, (self.bits + 7) // 8], generator)
-        bits = F.embedding(codes, BITS.to(device)).flatten(1)[:, : self.bits]
-        if self.placement == "prefix":
-            used = F.embedding(k, torch.ones(self.bits + 1, self.bits, device=device).tril(-1))
-        else:
+        bits = self._bits(codes)
+        if self.placement == "scatter":
             used = self._scatter(k, generator)
+        elif device.type == "cpu":
+            used = F.embedding(k, torch.ones(self.bits + 1, self.bits).tril(-1))
+        else:
+            used = torch.arange(self.bits, device=device, dtype=torch.int16) < k.to(torch.int16).unsqueeze(1)
+        used = used.to(bits.dtype)
         ones = bits.mul_(used)
         return Batch(
-            input=(2 * ones).sub_(used).unsqueeze(0),
+            input=(2 * ones).sub_(used).float().unsqueeze(0),
             target=(ones.sum(1).long() % 2).view(1, batch_size, 1),
             mask=torch.ones(1, batch_size, dtype=torch.bool, device=device),
             lengths=torch.ones(batch_size, dtype=torch.int64, device=device),
             difficulty=k,
         )
+
+    def _bits(self, codes: Tensor) -> Tensor:
+        """The bits of bytes ``[B, n]``, side by side: from a table, or on a GPU, where that is slower, by shifts."""
+        if codes.device.type == "cpu":
+            bits = F.embedding(codes, BITS)
+        else:
+            places = torch.arange(8, device=codes.device, dtype=torch.int8)
+            bits = codes.to(torch.int8).unsqueeze(-1) >> places & 1
+        return bits.flatten(1)[:, : self.bits]
 
     def _scatter(self, k: Tensor, generator: torch.Generator) -> Tensor:
         """Choose k positions of each row, every choice with equal chance.

@@ -1,0 +1,162 @@
+"""Speed on a GPU: the fused path beside cuDNN making the same number of updates, and beside the bare products.
+
+The workloads and the networks are those of ``bench``. Both sides compute in the same precision, which is named.
+Before a speed is reported the fused path is compared with the reference in float64 on the CPU.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pondertime.bench import WORKLOADS, Workload, inputs, network, ragged
+
+CALLS = 5
+# The largest relative difference to float64 that counts as equal.
+EQUAL = {"float32": 2e-4, "tf32": 2e-2}
+
+
+def on_device(w: Workload, N: Tensor) -> tuple[Any, Tensor]:
+    net, x = network(w), inputs(w, N).float()
+    net.backend = "fused"
+    return net.cuda(), x.cuda()
+
+
+def results(net: Any, x: Tensor, weights: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Output and gradients, and N."""
+    net.zero_grad()
+    output, _, ponder = net(x)
+    ((output * weights).sum() + ponder.cost.sum()).backward()
+    found = [output.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
+    return [a.double().cpu() for a in found], ponder.steps.cpu()
+
+
+def check(w: Workload, N: Tensor, precision: str) -> float:
+    """The largest relative difference to the reference in float64; N must not differ at all."""
+    net, x = on_device(w, N)
+    weights = torch.randn(w.steps, len(N), w.output_size, dtype=torch.float64)
+    found, steps = results(net, x, weights.float().cuda())
+    truth = network(w).double()
+    truth.backend = "reference"
+    expected, steps64 = results(truth, x.double().cpu(), weights.float().double())
+    if not torch.equal(steps, steps64) or not bool((steps == N).all()):
+        raise RuntimeError("the updates are not those asked for; no speed is reported")
+    worst = max(float((a - b).norm() / b.norm().clamp(min=1e-6)) for a, b in zip(found, expected, strict=True))
+    if not worst < EQUAL[precision]:
+        raise RuntimeError(f"differs from the reference by {worst:.1e}; no speed is reported")
+    return worst
+
+
+def contestants(w: Workload, N: Tensor, *, train: bool, names: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
+    net, x = on_device(w, N)
+    weights = torch.randn(w.steps, len(N), w.output_size, device="cuda")
+    plain: Any = (nn.RNN if w.cell == "rnn" else nn.LSTM)(w.input_size + 1, w.hidden_size).cuda()
+    read_out = nn.Linear(w.hidden_size, w.output_size).cuda()
+    long = torch.randn(w.steps * w.updates, len(N), w.input_size + 1, device="cuda")
+    plain.train(train)
+
+    def ours(backend: str) -> Callable[[], Any]:
+        def call() -> None:
+            net.backend = backend
+            with torch.set_grad_enabled(train):
+                output, _, ponder = net(x)
+                if train:
+                    ((output * weights).sum() + ponder.cost.sum()).backward()
+
+        return call
+
+    def cudnn() -> None:
+        with torch.set_grad_enabled(train):
+            y = read_out(plain(long)[0][:: w.updates])
+            if train:
+                (y * weights).sum().backward()
+
+    made = {name: ours(name) for name in names}
+    return {**made, "cuDNN": cudnn, "products": products(w, len(N), train=train)}
+
+
+def products(w: Workload, B: int, *, train: bool) -> Callable[[], Any]:
+    """The matrix products of the updates and nothing else."""
+    H, updates = w.hidden_size, w.steps * w.updates
+    P = H if w.cell == "rnn" else 4 * H
+
+    def new(*shape: int) -> Tensor:
+        return torch.randn(*shape, device="cuda")
+
+    h, g, forward, backward = new(B, H), new(B, P), new(H, P), new(P, H)
+    all_g, all_h, x, w_x, d_x = (
+        new(updates * B, P), new(updates * B, H), new(w.steps * B, w.input_size), new(w.input_size, P),
+        new(w.steps * B, P),
+    )  # fmt: skip
+
+    def call() -> None:
+        torch.mm(x, w_x)
+        for _ in range(updates):
+            torch.mm(h, forward, out=g)
+        if train:
+            for _ in range(updates):
+                torch.mm(g, backward, out=h)
+            torch.mm(all_g.t(), all_h)
+            torch.mm(d_x.t(), x)
+
+    return call
+
+
+def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """Median milliseconds of each over runs of several calls, timed in turns, the device's work included."""
+
+    def once(call: Callable[[], Any]) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - start) / CALLS
+
+    for call in calls.values():
+        once(call)
+    spent = sum(once(call) for call in calls.values()) * CALLS / 1e3
+    rounds = max(5, min(100, int(seconds / spent)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name].append(once(call))
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def run(name: str, seconds: float, precision: str = "float32", names: tuple[str, ...] = ("fused",)) -> list[dict]:
+    """Time one workload in ``float32`` or ``tf32``; returns the rows of the table."""
+    w = WORKLOADS[name]
+    equal = torch.full((w.batch_size,), float(w.updates)).double()
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    rows = []
+    try:
+        worst = max(check(w, N, precision) for N in (equal, ragged(w)))
+        for mode, halting, N in (
+            ("train", "equal", equal), ("inference", "equal", equal), ("train", "ragged", ragged(w)),
+        ):  # fmt: skip
+            times = measure(contestants(w, N, train=mode == "train", names=names), seconds)
+            rows += [
+                {"workload": name, "precision": precision, "mode": mode, "halting": halting, "contestant": k,
+                 "ms": t, "ratio": t / times["cuDNN"], "difference": worst}
+                for k, t in times.items()
+            ]  # fmt: skip
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    return rows
+
+
+def main() -> None:
+    """Every workload in both precisions, printed."""
+    for precision in EQUAL:
+        for name in WORKLOADS:
+            for row in run(name, 1.0, precision):
+                print(" ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

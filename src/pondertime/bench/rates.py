@@ -1,0 +1,130 @@
+"""How fast many networks train at once: updates a second over all of them, and how full the device stays.
+
+The rate at a fixed N is that of networks whose halting unit is constant. From it comes the cost of an update,
+seconds of a multiprocessor as a line in N, and with it the share of the device that a grid of tau keeps busy.
+"""
+
+import math
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from pondertime.config import TrainConfig, make_config, paper_grid
+from pondertime.ensemble.gpu import GpuGroup
+from pondertime.runs import make_task
+
+
+def fixed(task: str, networks: int, **overrides: Any) -> list[TrainConfig]:
+    """Networks that do not learn."""
+    options: dict[str, Any] = {"learning_rate": 1e-30, "max_steps": 100, "log_every": 500, **overrides}
+    return [make_config(task, seed=s, iterations=10**9, **options) for s in range(networks)]
+
+
+def halt_after(group: GpuGroup, n: int) -> None:
+    """Make every row of every network halt after exactly n updates."""
+    h = 0.99 / (n - 0.5)
+    weights = group.tensors()
+    weights["model"]["halt.weight"].zero_()
+    weights["model"]["halt.bias"].fill_(30.0 if n == 1 else math.log(h / (1 - h)))
+    group.load(weights, group.iterations)
+
+
+def rate(group: GpuGroup, updates: int, repeats: int = 3) -> dict[str, float]:
+    """The median of updates a second over all networks, data included; and of the kernel alone."""
+    group.run(updates)
+    group.take_intervals()
+    rates, kernel = [], []
+    for k in range(2, repeats + 2):
+        first, cells = sum(group.iterations), sum(group.cells)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        group.seconds = 0.0
+        group.run(k * updates)
+        torch.cuda.synchronize()
+        made = sum(group.iterations) - first
+        rates.append(made / (time.perf_counter() - start))
+        kernel.append(made / group.seconds)
+        group.take_intervals()
+    return {
+        "updates/s": sorted(rates)[repeats // 2],
+        "kernel": sorted(kernel)[repeats // 2],
+        "cells": (sum(group.cells) - cells) / made,
+    }
+
+
+def fixed_rates(task_name: str, steps: Iterable[int], networks: int, updates: int, **options: Any) -> dict[int, Any]:
+    """The rate at each fixed N."""
+    configs = fixed(task_name, networks)
+    group = GpuGroup(configs, make_task(configs[0]), "cuda", **options)
+    rates = {}
+    for n in steps:
+        group.load(group.tensors(), [0] * networks)
+        halt_after(group, n)
+        rates[n] = rate(group, updates)
+    return rates
+
+
+def cost_line(rates: dict[int, Any], programs: int) -> tuple[float, float]:
+    """Seconds of a multiprocessor an update costs: a + b cells, by least squares."""
+    cells = [r["cells"] for r in rates.values()]
+    seconds = [programs / r["kernel"] for r in rates.values()]
+    mean_c, mean_s = sum(cells) / len(cells), sum(seconds) / len(seconds)
+    products = sum((c - mean_c) * (s - mean_s) for c, s in zip(cells, seconds, strict=True))
+    b = products / sum((c - mean_c) ** 2 for c in cells)
+    return mean_s - b * mean_c, b
+
+
+def grid(task: str, seeds: int, **overrides: Any) -> list[TrainConfig]:
+    """The paper's grid of tau and the networks without ACT."""
+    options: dict[str, Any] = {"workers": 1, "learning_rate": 1e-3, "iterations": 10**9, "log_every": 500, **overrides}
+    configs = []
+    for seed in range(seeds):
+        configs += [make_config(task, "paper", tau=tau, seed=seed, **options) for tau in paper_grid(task)]
+        configs.append(make_config(task, "paper", act=False, seed=seed, **options))
+    return configs
+
+
+def grid_run(task: str, seeds: int, updates: int, line: tuple[float, float], **options: Any) -> dict[str, Any]:
+    """Train the grid for ``updates`` updates each; the share of the device that was busy with them."""
+    configs = grid(task, seeds)
+    torch.cuda.reset_peak_memory_stats()
+    group = GpuGroup(configs, make_task(configs[0]), "cuda", **options)
+    group.advance(1)  # the compiler
+    group.cells = [0] * len(configs)
+    torch.cuda.synchronize()
+    start, group.seconds, last = time.perf_counter(), 0.0, []
+    while group.behind(updates):
+        group.advance(updates)
+        last += group.take_intervals()
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    made, cells = sum(group.iterations) - len(configs), sum(group.cells)
+    return {
+        "networks": len(configs),
+        "seconds": seconds,
+        "kernel seconds": group.seconds,
+        "updates/s": made / seconds,
+        "cells an update": cells / made,
+        "largest cells": max(c / max(i, 1) for c, i in zip(group.cells, group.iterations, strict=True)),
+        "longest": max(i * line[0] + c * line[1] for i, c in zip(group.iterations, group.cells, strict=True)),
+        "busy": (made * line[0] + cells * line[1]) / (group.processors * seconds),
+        "stopped": len(group.diverged()),
+        "GiB": torch.cuda.max_memory_allocated() / 2**30,
+        "intervals": len(last),
+    }
+
+
+def measure(task: str, *, seeds: int = 20, updates: int = 10_000, networks: int | None = None) -> dict[str, Any]:
+    """The rates at N = 2, 5 and 10 of as many networks as there are multiprocessors, and the paper's grid."""
+    networks = networks or torch.cuda.get_device_properties("cuda").multi_processor_count
+    rates = fixed_rates(task, (2, 5, 10), networks, 1024)
+    line = cost_line(rates, networks)
+    return {"fixed": rates, "line": line, "grid": grid_run(task, seeds, updates, line)}
+
+
+if __name__ == "__main__":
+    for name, each in (("parity", 10_000), ("logic", 1_000)):
+        for key, value in measure(name, updates=each).items():
+            print(name, key, value, flush=True)

@@ -1,0 +1,111 @@
+"""The fused path on a GPU for large states: a library product and a kernel a tick, the host looks once in a while."""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from pondertime.fused.common import GRU, Inputs, Outputs, Rules, Update
+from pondertime.fused.triton_run import Run
+from pondertime.fused.triton_ticks import tick_backward, tick_forward
+
+# Ticks between two looks at who still runs, after those that were needed last time.
+TICKS = 8
+
+
+class TickRun(Run):
+    """One product and one launch for each tick and direction."""
+
+    def __init__(self, inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> None:
+        super().__init__(inputs, rules, keep=keep or seen, key=("ticks",))
+        self.sizes = {"H": self.H, "X": self.X, "BH": triton.next_power_of_2(self.H)}
+        self.launch: dict[str, Any] = {"num_warps": 4 if self.H <= 512 else 16}
+        if self.keep:
+            self.capacity = self.guess(self.B)
+        self.out: Any = self.read(self.forward())
+        if self.keep and self.ticks > self.capacity:
+            self.capacity = self.ticks
+            self.out = self.read(self.forward())
+        self.remember(self.ticks)
+
+    def product(self, a: Tensor, weight: Tensor, out: Tensor) -> None:
+        if self.rules.stacked:
+            torch.bmm(a, weight, out=out)
+        else:
+            torch.mm(a, weight, out=out)
+
+    def forward(self) -> Outputs:
+        E, T, B, H, cuda = self.E, self.T, self.B, self.H, self.device.type == "cuda"
+        front = (E,) if self.rules.stacked else ()
+        xw, out, users = self.project(), self.outputs(), self.users()
+        self.counts = self.new(2 * E * B * (1 + self.capacity), dtype=torch.int32)
+        self.counts[: 2 * E * B].zero_()
+        work = self.tape = self.new(3 * E * B * H + E * B)
+        if self.keep:
+            self.tape = self.new_tape(self.capacity * B)
+        report = torch.zeros(E * B, dtype=torch.int32, pin_memory=cuda)
+        made, weight, stride = self.new(*front, B, self.P), users[1].transpose(-1, -2), users[0].stride(-1)
+        meta = self.meta(RAGGED=users[6] is not None, KEEP=self.keep, BIAS=users[2] is not None) | self.sizes
+        start = self.starter(
+            tick_forward, (B, E, 1), meta, users, made, xw, users[0], stride, self.X * stride, *users[1:],
+            *out[:3], out.steps, out.remainder, work, self.tape, self.counts, report,
+            T, B, self.limit, 1 - self.rules.epsilon, self.capacity, strides=(stride,), **self.launch,
+        )  # fmt: skip
+        state, now = self.inputs.h, work[: E * B * H].view(*front, B, H)
+        ticks, until = 0, self.remembered(T)
+        while True:
+            for tick in range(ticks, until):
+                self.product(state, weight, made)
+                start(tick)
+                state = now
+            if cuda:
+                torch.cuda.current_stream().synchronize()
+            ticks, until = until, until + TICKS
+            if int(report.min()) > 0:
+                break
+        self.ticks = int(report.max())
+        return out
+
+    @property
+    def rows(self) -> int:
+        """Updates of the row with the most of them."""
+        return self.ticks
+
+    def gradients(self, grads: tuple[Tensor | None, ...], *, x: bool) -> list[Tensor | None]:
+        """Derivatives by all inputs; by x only where it is asked for. The tape is used up."""
+        i, E, T, B, H = self.inputs, self.E, self.T, self.B, self.H
+        given, last = self.given(grads)
+        d_xw = self.new(E, T * B, self.X, zero=self.lengths is not None)
+        work, weight = self.new(3 * E * B * H + E * B), i.weight_hh.contiguous()
+        made, halt = torch.empty_like(i.h), i.halt.contiguous()
+        meta = self.meta(RAGGED=self.lengths is not None, LAST=last) | self.sizes
+        start = self.starter(
+            tick_backward, (B, E, 1), meta, (halt, self.lengths, *given[:4]), made, halt, self.lengths, *given,
+            d_xw, work, self.tape, self.counts, T, B, self.capacity, **self.launch,
+        )  # fmt: skip
+        rows = self.capacity * B
+        gates = self.parts(rows)[1].view(E, self.capacity, B, -1)[..., : self.P]
+        for tick in reversed(range(self.ticks)):
+            start(tick)
+            d = gates[:, tick]
+            self.product(d if self.rules.stacked else d[0], weight, made)
+        past = work[2 * E * B * H : 3 * E * B * H].view(made.shape)
+        d_h = made + past if self.kind is GRU else made
+        return self.by_tape(rows, self.ticks * B, d_xw, d_h, None if i.c is None else past.clone(), x=x)
+
+    def trace(self) -> list[Update]:
+        """Every update of the first network."""
+        B, C = self.B, self.capacity
+        info = self.counts[2 * self.E * B :].view(2, self.E, C, B)[:, 0, : self.ticks].cpu()
+        t, n = info[0].long() - 1, info[1].long().abs()
+        prob, p = (a[0].view(C, B) for a in self.parts(C * B)[3:])
+        visible = self.visible(C * B).reshape(C, B, self.H)
+        updates = []
+        for step in range(self.T):
+            for m in range(1, int(n[t == step].max()) + 1):
+                tick, rows = ((t == step) & (n == m)).nonzero().to(self.device).unbind(1)
+                order = rows.argsort()
+                tick, rows = tick[order], rows[order]
+                updates.append(Update(step, m, rows, prob[tick, rows], p[tick, rows], visible[tick, rows]))
+        return updates

@@ -1,0 +1,136 @@
+"""The kernels of the fused path against the reference in float64: values, state, N, R, the trace, every gradient.
+
+Run as a script under Triton's interpreter it does so on the CPU, for small networks.
+"""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+import pondertime as pt
+from compare import assert_same
+from pondertime.ensemble.stack import Ensemble
+from pondertime.fused import function
+from zoo import differentiate, make, random_state, weighted
+
+KINDS = ["rnn_tanh", "rnn_relu", "gru", "lstm"]
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is full of NaN, so that a number left unwritten shows."""
+    empty = torch.empty
+
+    def filled(*shape: Any, **options: Any) -> Tensor:
+        a = empty(*shape, **options)
+        return a.fill_(float("nan")) if a.is_floating_point() else a.fill_(-(2**30))
+
+    monkeypatch.setattr(torch, "empty", filled)
+
+
+def serve_by(monkeypatch: pytest.MonkeyPatch, way: str, blocks: tuple[int, ...] | None = None) -> None:
+    """Let Triton serve the fused path on any device: by the "loop" with these blocks, by "ticks", or as it chooses."""
+    from pondertime.fused import triton_run
+    from pondertime.fused.triton_loop_run import Blocks, LoopRun
+    from pondertime.fused.triton_tick_run import TickRun
+
+    def run(inputs: Any, rules: Any, *, plain: bool, keep: bool, seen: bool = False) -> Any:
+        if way == "ticks":
+            return TickRun(inputs, rules, keep=keep, seen=seen)
+        if blocks is not None:
+            return LoopRun(inputs, rules, Blocks(*blocks), keep=keep, seen=seen)
+        return triton_run.make(inputs, rules, keep=keep, seen=seen)
+
+    monkeypatch.setattr(function, "make_run", run)
+
+
+def in_single(tree: Any, device: str) -> Any:
+    """Numbers that float32 holds, on the device."""
+    return tree_map(lambda a: a.to(device, torch.float32) if a.is_floating_point() else a.to(device), tree)
+
+
+def compare(kind: str, sizes: tuple[int, int, int, int], device: str, *, lengths: Any = None, integers: bool = False,
+            bias: bool = True, **options: Any) -> Any:  # fmt: skip
+    """Assert equality for a network of sizes T, B, I, H; returns N."""
+    T, B, inputs, H = sizes
+    torch.manual_seed(0)
+    net = make(kind, inputs, H, **{"max_steps": 9, **options}).float().double()
+    if not bias:
+        cell = nn.LSTMCell if kind == "lstm" else nn.GRUCell if kind == "gru" else nn.RNNCell
+        net = pt.ACT(cell(inputs + 1, H, bias=False), 2, halt_bias=-1.0).double()
+    x = torch.randint(0, inputs, (T, B)) if integers else torch.randn(T, B, inputs).double()
+    state = tree_map(lambda a: a.float().double(), random_state(kind, B, H))
+    lengths = None if lengths is None else torch.tensor(lengths)
+    net.backend = "reference"
+    expected, gradients = differentiate(net, x, state, lengths)
+    trace = net.trace(x, state, lengths)
+    total = trace.h.cumsum(0)
+    assert options.get("force_steps") or (total - (1 - net.epsilon))[trace.h > 0].abs().min() > 1e-5
+
+    net = net.to(device, torch.float32)
+    net.backend = "fused"
+    x, state = in_single(x, device), in_single(state, device)
+    sources = [a.requires_grad_() for a in ([] if integers else [x]) + tree_leaves(state)] + list(net.parameters())
+    result = net(x, state, lengths)
+    found = torch.autograd.grad(weighted(tree_map(to_cpu, result)), sources, retain_graph=True)
+    assert_same(tree_map(to_cpu, tuple(result)), tuple(expected), torch.float32)
+    assert_same([a.cpu() for a in found], list(gradients.values()), torch.float32)
+    again = torch.autograd.grad(weighted(tree_map(to_cpu, result)), sources)
+    assert_same([a.cpu() for a in again], list(gradients.values()), torch.float32)
+    with torch.no_grad():
+        assert_same(net(x, state, lengths).output.cpu(), expected.output, torch.float32)
+    assert_same(tree_map(to_cpu, tuple(net.trace(x, state, lengths))), tuple(trace), torch.float32)
+    return expected.ponder.steps
+
+
+def compare_stacked(kind: str, device: str, E: int = 3) -> None:
+    """Assert that stacked networks compute what each does alone: outputs, N and every gradient."""
+    torch.manual_seed(0)
+    networks = [make(kind, 3, 17, max_steps=6).float() for _ in range(E)]
+    x, lengths = torch.randn(3, E, 5, 3), torch.tensor([[3, 1, 2, 3, 2], [1, 3, 3, 2, 1], [2, 2, 3, 1, 3]])
+    stack = Ensemble(networks).to(device)
+    y, ponder = stack(x.to(device), lengths)
+    weighted((y.cpu(), ponder.cost.cpu())).backward()
+    parts = weighted_parts((y, ponder.cost))
+    for e, net in enumerate(networks):
+        net = net.double()
+        net.backend = "reference"
+        output, _, alone = net(x[:, e].double(), None, lengths[e])
+        assert_same((y[:, e].cpu(), ponder.steps[:, e].cpu()), (output, alone.steps), torch.float32)
+        ((output * parts[0][:, e]).sum() + (alone.cost * parts[1][e]).sum()).backward()
+        for name, p in net.named_parameters():
+            made: Any = stack.weights(name).grad
+            assert_same(made[e].cpu(), p.grad, torch.float32, name)
+
+
+def weighted_parts(tree: tuple[Tensor, ...]) -> list[Tensor]:
+    """The weights that ``weighted`` gives to the tensors of a tree."""
+    leaves = [torch.zeros(a.shape, dtype=torch.float64, requires_grad=True) for a in tree]
+    return list(torch.autograd.grad(weighted(tuple(leaves)), leaves))
+
+
+def to_cpu(a: Any) -> Any:
+    return a.cpu() if isinstance(a, Tensor) else a
+
+
+def main(kinds: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        poison(patch)
+        for kind in kinds:
+            serve_by(patch, "loop", (16, 32, 2, 16, 1))
+            compare(kind, (2, 3, 3, 17), "cpu", lengths=[2, 1, 2], max_steps=4)
+            if kind == "lstm":
+                compare_stacked(kind, "cpu")
+            serve_by(patch, "ticks")
+            if kind == "gru":
+                compare_stacked(kind, "cpu")
+            compare(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], integers=kind == "gru", max_steps=5)
+            compare(kind, (2, 2, 3, 5), "cpu", force_steps=2)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1:])

@@ -1,0 +1,108 @@
+"""The fused path on a GPU against the reference in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pondertime as pt
+from compare import assert_same
+from gpu_cases import KINDS, compare, compare_stacked, poison, serve_by
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    # torch says so when the first thing that its backward thread does is a product.
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
+]
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch)
+
+
+@pytest.mark.parametrize("way", ["loop", "ticks"])
+@pytest.mark.parametrize(("B", "H"), [(1, 1), (5, 3), (33, 17), (5, 100), (16, 128), (33, 130)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_reference(kind: str, B: int, H: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "ticks":
+        serve_by(monkeypatch, way)
+    lengths = None if B == 1 else [1 + 7 * b % 3 for b in range(B)]
+    compare(kind, (3, B, 5, H), "cuda", lengths=lengths, integers=B == 5)
+
+
+@pytest.mark.parametrize(("B", "H"), [(40, 300), (20, 512), (4, 700), (300, 128)])
+def test_equals_reference_at_the_limits_of_the_loop(B: int, H: int) -> None:
+    compare("lstm", (2, B, 3, H), "cuda")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_force_steps_and_no_bias(kind: str) -> None:
+    compare(kind, (3, 4, 3, 20), "cuda", force_steps=3)
+    compare(kind if kind != "rnn_relu" else "rnn_tanh", (3, 4, 3, 20), "cuda", bias=False)
+
+
+@pytest.mark.parametrize("way", ["loop", "ticks"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_stacked_networks(kind: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "ticks":
+        serve_by(monkeypatch, way)
+    compare_stacked(kind, "cuda")
+
+
+def test_the_tape_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pondertime.fused import triton_run
+
+    monkeypatch.setattr(triton_run, "SMALL_TAPE", 0)
+    monkeypatch.setattr(triton_run, "_updates", {})
+    for way in ("loop", "ticks"):
+        serve_by(monkeypatch, way)
+        assert compare("lstm", (2, 5, 3, 8), "cuda", halt_bias=-6, max_steps=40).max() == 40
+
+
+def test_flips_are_rare() -> None:
+    """Without a margin rounding may flip N in a few of a thousand steps, never in many."""
+    torch.manual_seed(1)
+    net: Any = pt.ACT(nn.LSTMCell(9, 128), None, halt_bias=-1.5)
+    x = torch.randn(20, 64, 8)
+    net.backend = "reference"
+    expected = net(x).ponder.steps
+    net = net.cuda()
+    net.backend = "fused"
+    assert (net(x.cuda()).ponder.steps.cpu() != expected).sum() <= 2
+
+
+def test_tf32_where_torch_allows_it() -> None:
+    torch.manual_seed(0)
+    net: Any = pt.ACT(nn.LSTMCell(9, 128), None, force_steps=3)
+    x = torch.randn(5, 16, 8)
+    expected = net.double()(x.double()).output
+    net, before = net.float().cuda(), torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        coarse = net(x.cuda()).output.cpu()
+        torch.backends.cuda.matmul.allow_tf32 = False
+        fine = net(x.cuda()).output.cpu()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert_same(fine, expected, torch.float32)
+    difference = float((coarse - expected).norm() / expected.norm())
+    assert 1e-6 < difference < 5e-3
+
+
+def test_auto_chooses_it() -> None:
+    net = pt.ACT(nn.LSTMCell(4, 5), 1).cuda()
+    assert net.resolve("cuda") == "fused"
+    with torch.autocast("cuda"):
+        assert net.resolve("cuda") == "compact"
+    assert net.double().resolve("cuda") == "compact"
+
+
+def test_nan_ends_the_loop_and_shows() -> None:
+    net: Any = pt.ACT(nn.GRUCell(4, 5), 1).cuda()
+    x = torch.randn(3, 2, 3, device="cuda")
+    x[1, 1, 0] = float("nan")
+    result = net(x)
+    assert result.output[1:, 1].isnan().all() and result.output[:, 0].isfinite().all()
