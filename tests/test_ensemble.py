@@ -52,6 +52,8 @@ def test_each_network_is_itself(kind: str, ragged: bool, plain: bool) -> None:
 def test_refuses_what_it_cannot_stack() -> None:
     with pytest.raises(ValueError, match="same shape"):
         Ensemble([make("gru", 3, 4), make("gru", 3, 5)])
+    with pytest.raises(ValueError, match="halt by the same rules"):
+        Ensemble([make("gru", 3, 4), make("gru", 3, 4, force_steps=1)])
     with pytest.raises(ValueError, match="cannot be stacked: it knows"):
         Ensemble([make("memory")])
 

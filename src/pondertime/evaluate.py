@@ -16,6 +16,7 @@ SEED = 20_160_329  # of all evaluation data, so that every network sees the same
 SEQUENCES = 10_000
 WIKIPEDIA_SEQUENCES = 200  # of 500 characters each
 DIFFICULTY_SAMPLES = 1_000
+MEASURED_TOGETHER = 64  # networks
 
 
 def chunks(total: int, size: int) -> list[int]:

@@ -115,6 +115,12 @@ class Learner:
         """Iterations that every worker has made."""
         return min(self.iterations)
 
+    def networks(self) -> list[ACT]:
+        """Every network by itself; of several, with a copy of its weights."""
+        if isinstance(self.network, ACT):
+            return [self.network]
+        return [self.network.member(e) for e in range(self.members)]
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds, by group and name."""
         return {"model": self.network.state_dict(), "optimiser": self.weights.tensors()}

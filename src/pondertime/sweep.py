@@ -17,17 +17,15 @@ import torch
 
 from pondertime import progress, results
 from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, check
-from pondertime.ensemble import Ensemble
+from pondertime.ensemble import stacks
 from pondertime.ensemble.gpu import why_not_gpu_group
-from pondertime.evaluate import difficulty_curves, sample_traces
+from pondertime.evaluate import MEASURED_TOGETHER, difficulty_curves, sample_traces
 from pondertime.runs import RunFolder, command, commit, make_task
 from pondertime.train import make_learner, train
 
 # Networks with more units than this fill the cores by themselves and are trained one by one.
 UNITS_TOGETHER = 256
 GPU_UNITS_TOGETHER = 512
-# Networks measured at once.
-MEASURED_TOGETHER = 64
 
 Outcome = tuple[TrainConfig, results.Row | RunError]
 
@@ -165,23 +163,23 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
     folder = RunFolder(places.runs / job.name)
     result = train(job, folder, device=places.device, backend=places.backend)
     members = result.get("members", [{"failed": None}])
+    loaded = folder.load_networks(range(job.size), backend=places.backend)
+    task, networks = loaded[0][1], [network.to(places.device) for _, _, network in loaded]
+    points: dict[int, list[dict[str, Any]]] = {}
+    for here, stack in stacks(networks, MEASURED_TOGETHER):
+        curves = difficulty_curves(stack.to(places.device), task, device=places.device)
+        points.update(zip(here, curves, strict=True))
     outcomes: list[Outcome] = []
     entries, metrics = [], folder.all_metrics()
-    for first in range(0, len(members), MEASURED_TOGETHER):
-        places_here = range(first, min(first + MEASURED_TOGETHER, len(members)))
-        loaded = folder.load_networks(places_here, backend=places.backend)
-        task, networks = loaded[0][1], [network.to(places.device) for _, _, network in loaded]
-        stack = networks[0] if len(members) == 1 else Ensemble(networks).to(places.device)
-        curves = difficulty_curves(stack, task, device=places.device)
-        for e, network, points in zip(places_here, networks, curves, strict=True):
-            config, numbers = job.member(e), members[e]
-            if numbers["failed"] is not None:
-                outcomes.append((config, RunError(f"the loss was not finite at iteration {numbers['failed']}")))
-                continue
-            own = {**result, **numbers, "seconds": round(result["seconds"] / len(members), 2)}
-            traced = sample_traces(network, task, device=places.device)
-            entries.append(entry(config, metrics.get(e, []), own, points, traced, places))
-            outcomes.append((config, entries[-1].row))
+    for e, (network, numbers) in enumerate(zip(networks, members, strict=True)):
+        config = job.member(e)
+        if numbers["failed"] is not None:
+            outcomes.append((config, RunError(f"the loss was not finite at iteration {numbers['failed']}")))
+            continue
+        own = {**result, **numbers, "seconds": round(result["seconds"] / len(members), 2)}
+        traced = sample_traces(network, task, device=places.device)
+        entries.append(entry(config, metrics.get(e, []), own, points[e], traced, places))
+        outcomes.append((config, entries[-1].row))
     add(entries, places)
     return outcomes
 

@@ -19,9 +19,10 @@ import torch
 
 from pondertime.batches import Interval, summary
 from pondertime.config import ConfigError, Interrupted, OutOfTime, RunError, TrainConfig
+from pondertime.ensemble import stacks
 from pondertime.ensemble.gpu import why_not_gpu_group
 from pondertime.ensemble.gpu_learner import GpuLearner
-from pondertime.evaluate import evaluate_all
+from pondertime.evaluate import MEASURED_TOGETHER, evaluate_all
 from pondertime.learner import Learner, Weights
 from pondertime.progress import Reporter
 from pondertime.runs import RunFolder, build_all, environment, make_task, served_by, write_json
@@ -239,13 +240,15 @@ def train(
 
 def measured(session: Session) -> dict[str, Any]:
     """The final numbers of a network; of several, those of each and the means of those that did not fail."""
-    config, learner = session.config, session.learner
-    found = evaluate_all(learner.network, session.task, device=session.device)
+    config, learner, found = session.config, session.learner, {}
+    for places, stack in stacks(learner.networks(), MEASURED_TOGETHER):
+        numbers = evaluate_all(stack.to(session.device), session.task, device=session.device)
+        found.update(zip(places, numbers, strict=True))
     if config.size == 1:
         return found[0]
     members: list[dict[str, Any]] = [
-        {"seed": config.member(e).seed, "tau": config.member(e).tau, "failed": learner.failed.get(e), **numbers}
-        for e, numbers in enumerate(found)
+        {"seed": config.member(e).seed, "tau": config.member(e).tau, "failed": learner.failed.get(e), **found[e]}
+        for e in range(config.size)
     ]
     going = [m for m in members if m["failed"] is None]
     return {**{k: sum(m[k] for m in going) / len(going) for k in found[0]}, "members": members}

@@ -1,5 +1,5 @@
 """Many networks of one shape trained at once."""
 
-from pondertime.ensemble.stack import Ensemble
+from pondertime.ensemble.stack import Ensemble, stacks
 
-__all__ = ["Ensemble"]
+__all__ = ["Ensemble", "stacks"]

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pondertime.act import ACT
 from pondertime.batches import Interval
 from pondertime.config import TrainConfig
 from pondertime.ensemble.gpu import GpuGroup
-from pondertime.ensemble.stack import Ensemble
 from pondertime.networks import build
 from pondertime.tasks import Task
 
@@ -43,14 +43,13 @@ class GpuLearner:
         """Updates of all networks."""
         return sum(self.iterations)
 
-    @property
-    def network(self) -> Ensemble:
-        """All networks, stacked."""
+    def networks(self) -> list[ACT]:
+        """Every network by itself, with a copy of its weights."""
         weights = self.group.tensors()["model"]
         networks = [build(config, self.task) for config in self.configs]
         for e, network in enumerate(networks):
             network.load_state_dict({name: a[e] for name, a in weights.items()})
-        return Ensemble(networks).to(self.group.device)
+        return networks
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds, by group and name."""

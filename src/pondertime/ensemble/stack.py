@@ -1,6 +1,7 @@
 """E networks of one shape with their weights stacked, run at once."""
 
 import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ class Ensemble(nn.Module):
         states = [network.state_dict() for network in networks]
         if any({k: v.shape for k, v in s.items()} != {k: v.shape for k, v in states[0].items()} for s in states):
             raise ValueError("networks of an ensemble must have the same shape")
+        rules = {(n.epsilon, n.max_steps, n.force_steps) for n in networks}
+        if len(rules) > 1:
+            raise ValueError("networks of an ensemble must halt by the same rules")
         # A container for each module, so that the names are those of one network.
         for name in states[0]:
             owner, _, leaf = name.rpartition(".")
@@ -43,8 +47,9 @@ class Ensemble(nn.Module):
 
     def resolve(self, device: torch.device | str) -> str:
         """The name of the backend that serves calls on ``device``."""
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(f"networks are trained at once on a CPU, not yet on {device}")
+        reason = why_not_fused(self.template[0], torch.device(device), self.template[0].halt.weight.dtype)
+        if reason is not None:
+            raise RuntimeError(f"these networks cannot be stacked: {reason}")
         return "fused-calls" if self.plain else "fused"
 
     def __len__(self) -> int:
@@ -85,3 +90,14 @@ class Ensemble(nn.Module):
         steps, remainder = out.steps.transpose(0, 1), out.remainder.transpose(0, 1)
         rho = steps + remainder
         return out.y.transpose(0, 1), Ponder(steps, remainder, rho, rho.sum(0))
+
+
+def stacks(networks: Sequence[ACT], most: int) -> Iterator[tuple[list[int], ACT | Ensemble]]:
+    """Networks that halt by the same rules at once, at most so many, with their places; one alone as it is."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for e, network in enumerate(networks):
+        alike.setdefault((network.epsilon, network.max_steps, network.force_steps), []).append(e)
+    for places in alike.values():
+        for first in range(0, len(places), most):
+            here = places[first : first + most]
+            yield here, networks[here[0]] if len(here) == 1 else Ensemble([networks[e] for e in here])
