@@ -159,7 +159,8 @@ class Session:
 
     def warning(self, line: dict[str, Any]) -> str | None:
         """A warning, once, when N has stayed at 1 or at M for ten intervals."""
-        low, high = line["steps"] < 1.005, line["at_max"] > 0.5
+        # A limit as low as FAST's for parity is there to be reached.
+        low, high = line["steps"] < 1.005, line["at_max"] > 0.5 and self.config.max_steps >= 10
         self.stuck = self.stuck + 1 if (low or high) and self.config.tau is not None else 0
         if self.stuck < 10 or self.warned:
             return None
