@@ -149,6 +149,8 @@ figures --preset foo => --preset: expected fast or paper, got 'foo'
 data enwik9 => 'enwik9'
 data --from missing => missing: No such file or directory
 data --from photos => photos: Is a directory
+bench --device cuda => --device: there is no CUDA device here
+bench --device tpu => --device: expected cpu, cuda or auto, got 'tpu'
 data --from short.txt => short.txt: expected 100,000,000 bytes of enwik8, got 240
 data --from broken.gz => broken.gz: a damaged archive (
 """.strip().splitlines()

@@ -295,6 +295,7 @@ class Bench:
     """One of the paper's workloads."""
     seconds: Annotated[float, tyro.conf.arg(metavar="X")] = 5.0
     """About how long each table is measured."""
+    device: Device = "cpu"
     out: Path = Path("benchmarks/data.csv")
     """The table of all measurements, to which these are added."""
 
@@ -303,13 +304,16 @@ class Bench:
             check_task(self.only)
         if not self.seconds > 0:
             raise ConfigError(f"--seconds: expected a positive number, got {self.seconds}")
+        device = pick_device(self.device, "auto")
         from pondertime import bench
+        from pondertime.bench import cuda
 
-        say(f"{bench.machine()}; milliseconds, and ratios to torch.nn, medians of interleaved repeats")
+        beside, run = ("torch.nn", bench.run) if device == "cpu" else ("cuDNN", cuda.run)
+        say(f"{bench.machine(device)}; milliseconds, and ratios to {beside}, medians of interleaved repeats")
         for name in [self.only] if self.only else list(bench.WORKLOADS):
             with waiting(f"timing {name}"):
-                rows = bench.run(name, self.seconds, say)
-            bench.append(rows, self.out)
+                rows = run(name, self.seconds, say)
+            bench.append(rows, self.out, device)
             show_times(rows)
         say(f"added to {self.out}")
 
@@ -323,9 +327,15 @@ def show_times(rows: list[dict[str, Any]]) -> None:
     table = Table("", *names, box=None)
     for mode in dict.fromkeys((row["mode"], row["halting"], row["unit"]) for row in rows):
         found = {row["contestant"]: row for row in rows if (row["mode"], row["halting"], row["unit"]) == mode}
-        cells = [f"{found[n]['value']:.2f} ({found[n]['ratio']:.2f})" if n in found else "" for n in names]
+        cells = [measured(found[n]) if n in found else "" for n in names]
         table.add_row(", ".join(mode), *cells)
     Console(width=150).print(table)
+
+
+def measured(row: dict[str, Any]) -> str:
+    """A value and its ratio, where it has one."""
+    ratio = "" if row["ratio"] is None else f" ({row['ratio']:.2f})"
+    return f"{row['value']:.2f}{ratio}"
 
 
 def say(text: str) -> None:

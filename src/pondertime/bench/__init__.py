@@ -213,8 +213,10 @@ def peak_memory(call: Callable[[], Any]) -> int:
     return peak
 
 
-def machine() -> str:
-    """The processor and its number of cores."""
+def machine(device: str = "cpu") -> str:
+    """The processor and its number of cores, or the GPU."""
+    if device != "cpu":
+        return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
@@ -276,7 +278,7 @@ def together(seconds: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def append(rows: list[dict[str, Any]], path: Path) -> None:
+def append(rows: list[dict[str, Any]], path: Path, device: str = "cpu") -> None:
     """Add rows to the table of all measurements, with where they come from."""
     fresh = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -285,6 +287,6 @@ def append(rows: list[dict[str, Any]], path: Path) -> None:
         if fresh:
             writer.writeheader()
         for row in rows:
-            origin = {"commit": commit(), "machine": machine(), "torch": torch.__version__}
-            numbers = {k: f"{row[k]:.4g}" for k in ("value", "ratio")}
+            origin = {"commit": commit(), "machine": machine(device), "torch": torch.__version__}
+            numbers = {k: "" if row[k] is None else f"{row[k]:.4g}" for k in ("value", "ratio")}
             writer.writerow({**row, **numbers, **origin, "threads": torch.get_num_threads()})

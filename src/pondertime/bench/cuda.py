@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pondertime.bench import WORKLOADS, Workload, inputs, network, ragged
+from pondertime.bench import WORKLOADS, Workload, inputs, network, ragged, rates
 
 CALLS = 5
 # The largest relative difference to float64 that counts as equal.
@@ -127,7 +127,34 @@ def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, fl
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def run(name: str, seconds: float, precision: str = "float32", names: tuple[str, ...] = ("fused",)) -> list[dict]:
+def run(name: str, seconds: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Time one workload in both precisions, and the ensembles of its networks; returns the rows of the table."""
+    rows = [row for precision in EQUAL for row in run_in(precision, name, seconds, say)]
+    return rows + (ensembles(name) if name in ("parity", "logic") else [])
+
+
+def ensembles(name: str) -> list[dict[str, Any]]:
+    """Updates a second of many networks at once, at a fixed N and over the paper's grid; how busy that keeps the device."""
+    found = rates.measure(name, updates=10_000 if name == "parity" else 1_000)
+    row = {"workload": name, "mode": "training, bfloat16", "unit": "updates/s"}
+    rows = [
+        {**row, "halting": f"N = {n}", "contestant": f"{what} at once", "value": r[key], "ratio": None}
+        for n, r in found["fixed"].items()
+        for what, key in (("networks", "updates/s"), ("networks, kernel alone,", "kernel"))
+    ]
+    grid = found["grid"]
+    whole = {**row, "halting": f"grid of {grid['networks']}", "contestant": "networks at once", "ratio": None}
+    return [
+        *rows,
+        {**whole, "value": grid["updates/s"]},
+        {**whole, "value": grid["busy"], "unit": "busy"},
+        {**whole, "value": grid["GiB"], "unit": "GiB"},
+    ]
+
+
+def run_in(
+    precision: str, name: str, seconds: float, say: Callable[[str], None], names: tuple[str, ...] = ("fused",)
+) -> list[dict[str, Any]]:
     """Time one workload in ``float32`` or ``tf32``; returns the rows of the table."""
     w = WORKLOADS[name]
     equal = torch.full((w.batch_size,), float(w.updates)).double()
@@ -141,22 +168,11 @@ def run(name: str, seconds: float, precision: str = "float32", names: tuple[str,
         ):  # fmt: skip
             times = measure(contestants(w, N, train=mode == "train", names=names), seconds)
             rows += [
-                {"workload": name, "precision": precision, "mode": mode, "halting": halting, "contestant": k,
-                 "ms": t, "ratio": t / times["cuDNN"], "difference": worst}
+                {"workload": name, "mode": f"{mode}, {precision}", "halting": halting, "contestant": k, "value": t,
+                 "unit": "ms", "ratio": t / times["cuDNN"]}
                 for k, t in times.items()
             ]  # fmt: skip
+        say(f"{name}, {precision}: equal to the reference in float64 to {worst:.0e}")
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
     return rows
-
-
-def main() -> None:
-    """Every workload in both precisions, printed."""
-    for precision in EQUAL:
-        for name in WORKLOADS:
-            for row in run(name, 1.0, precision):
-                print(" ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()), flush=True)
-
-
-if __name__ == "__main__":
-    main()
