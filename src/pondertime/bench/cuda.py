@@ -134,7 +134,7 @@ def run(name: str, seconds: float, say: Callable[[str], None]) -> list[dict[str,
 
 
 def ensembles(name: str) -> list[dict[str, Any]]:
-    """Updates a second of many networks at once, at a fixed N and over the paper's grid; how busy that keeps the device."""
+    """Updates a second of many networks at once, at a fixed N and over the paper's grid; how busy it is."""
     found = rates.measure(name, updates=10_000 if name == "parity" else 1_000)
     row = {"workload": name, "mode": "training, bfloat16", "unit": "updates/s"}
     rows = [
