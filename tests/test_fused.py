@@ -59,7 +59,6 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poisoning(getattr(owner, name)))
     monkeypatch.setattr("pondertime.fused.function._rows", {})
-    monkeypatch.setattr("pondertime.fused.function._rooms", {})
     monkeypatch.setattr("pondertime.fused.buffers._free", {})
 
 
@@ -277,3 +276,16 @@ def test_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
         assert "no C compiler here" in caplog.text
     finally:
         native.library.cache_clear()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_features_and_other_layouts(kind: str, path: str) -> None:
+    """Nothing but the flag as input; lengths and weights that do not lie row after row."""
+    net = make(kind, 0, 5)
+    assert_equals_reference(net, path, torch.randn(3, 4, 0, dtype=torch.float64), random_state(kind, 4, 5), None)
+    net = make(kind, 3, 5)
+    for p in net.parameters():
+        p.data = p.data.t().contiguous().t() if p.dim() == 2 else p.data
+    x, pairs = torch.randn(3, 4, 3, dtype=torch.float64), torch.tensor([[3, 1], [1, 1], [2, 1], [3, 1]])
+    for lengths in (pairs[:, 0], torch.tensor([2]).expand(4)):
+        assert_equals_reference(net, path, x.transpose(0, 1).contiguous().transpose(0, 1), None, lengths)

@@ -10,7 +10,9 @@ from torch import nn
 from compare import assert_same
 from pondertime.batches import Batches
 from pondertime.cli import main
-from pondertime.config import RunError, TrainConfig
+from pondertime.config import Diverged, RunError, TrainConfig
+from pondertime.ensemble import stacks
+from pondertime.evaluate import evaluate_all
 from pondertime.learner import Learner
 from pondertime.networks import build
 from pondertime.runs import RunFolder, build_all, make_task
@@ -76,6 +78,18 @@ def test_a_run_of_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert f"error {outcome['members'][1]['error']:.2%}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("backend", ["fused", "fused-calls"])
+@pytest.mark.parametrize("task", ["logic", "addition"])
+def test_measured_together_as_alone(task: str, backend: str) -> None:
+    """Sequences of a task differ in length; every network of a stack must see its own."""
+    config = small(task, members=3, halt_bias=-1.0)
+    networks = [build(config.member(e), make_task(config), backend=backend) for e in range(3)]
+    ((places, stack),) = stacks(networks, 8)
+    assert places == [0, 1, 2]
+    for numbers, network in zip(evaluate_all(stack, make_task(config)), networks, strict=True):
+        assert numbers == pytest.approx(evaluate_all(network, make_task(config))[0], rel=1e-5)
+
+
 def test_which_network_must_be_said(tmp_path: Path) -> None:
     folder = trained(tmp_path / "run", small(members=2, iterations=5))
     with pytest.raises(RunError, match="holds 2 networks; say which with --seed"):
@@ -114,3 +128,21 @@ def test_a_network_that_diverges_leaves_the_others_alone(tmp_path: Path) -> None
     for e in (0, 2):
         assert outcome["members"][e] == result(before)["members"][e]
     assert outcome["error"] == pytest.approx((outcome["members"][0]["error"] + outcome["members"][2]["error"]) / 2)
+
+
+def test_a_network_that_failed_stays_as_it_is() -> None:
+    config = small(members=3, learning_rate=1e-2)
+    learner = Learner(config, make_task(config), build_all(config, make_task(config)), "cpu")
+    for i in range(5):
+        learner.update(i)
+    learner.fail(1, 5)
+    before = learner.weights.all.clone()
+    learner.weights.all[2, :500] = float("nan")
+    for i in range(5, 10):
+        learner.update(i)
+    assert learner.failed == {1: 5, 2: 5}
+    assert torch.equal(learner.weights.all[1], before[1]) and not torch.equal(learner.weights.all[0], before[0])
+    assert learner.weights.all.isfinite().all()
+    learner.weights.all[0] = float("nan")
+    with pytest.raises(Diverged, match="at iteration 10"):
+        learner.update(10)

@@ -84,6 +84,28 @@ def test_the_plan():
         plan(small(), (0.5, float("nan")), 1, baseline=False)
 
 
+def test_a_grid_on_a_gpu_is_one_job(tmp_path: Path):
+    """All networks at once, in a folder of its own for these taus; what was begun goes on with its like."""
+    places = Places(tmp_path / "runs", tmp_path / "results", "cuda")
+    every = plan(small(), (0.5, 0.25), 3, baseline=True)
+    (job,) = sweep.together(every, places)
+    assert (job.size, job.taus, job.members) == (9, (0.5, 0.25, None), 3)
+    assert {job.member(e) for e in range(9)} == set(every)
+    (other,) = sweep.together(plan(small(), (0.5, 0.125), 3, baseline=True), places)
+    assert job.name != other.name and job.name.startswith("parity-3taus-") and job.name.endswith("-seeds1-3")
+    for one in (job, replace(job, members=1)):
+        places = Places(tmp_path / one.name, tmp_path / "results", "cuda")
+        RunFolder(places.runs / one.name).path.mkdir(parents=True)
+        RunFolder(places.runs / one.name).write_config(one)
+        begun = sweep.groups(places)
+        assert [home(c, places, begun)[1] for c in every if c.seed == 1] == [one] * 3
+        assert sweep.together([c for c in every if c.seed in one.seeds], places) == [one]
+        with pytest.raises(RunError, match="this run has hidden_size = 16, asked for 8"):
+            unfinished([replace(c, hidden_size=8) for c in every], places)
+    big = plan(small("addition"), (0.5, 0.25), 2, baseline=True)
+    assert [j.members for j in sweep.together(big, places)] == [2, 2, 2]
+
+
 def test_the_grid_of_the_paper():
     assert len(paper_grid("parity")) == 37 and len(paper_grid("wikipedia")) == 28
     assert paper_grid("sort")[:3] == (0.0001, 0.0002, 0.0003) and paper_grid("sort")[-1] == 1.0

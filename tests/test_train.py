@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from pondertime import train as training
 from pondertime.batches import Batches
 from pondertime.config import Interrupted, OutOfTime, TrainConfig, make_config
-from pondertime.learner import Diverged
+from pondertime.learner import Diverged, Learner
 from pondertime.runs import RunFolder, make_task
 from pondertime.train import train
 from small_runs import assert_same_run, contents, kill_often, metrics, result, small, trained, updates, weights
@@ -221,3 +222,32 @@ def test_every_task_trains_and_resumes(tmp_path: Path, task: str, monkeypatch: p
     assert_same_run(trained(parts.path, small(task, iterations=6, log_every=2, **options)), whole)
     assert ("bpc" in result(whole)) == (task == "wikipedia")
     assert json.loads((whole.path / "env.json").read_text())["device"] == "cpu"
+
+
+def test_killed_twice_before_the_second_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What was logged after the last checkpoint is cut off, and the log goes on from there."""
+    config, folder = small(iterations=60), RunFolder(tmp_path / "run")
+    advance = Learner.advance
+    for stop in (30, 45):
+
+        def killed(learner: Learner, until: int, stop: int = stop) -> None:
+            if learner.iterations[0] == stop:
+                raise KeyboardInterrupt
+            advance(learner, until)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Learner, "advance", killed)
+            with pytest.raises(KeyboardInterrupt):
+                train(config, folder, checkpoint_seconds=1000)
+    with pytest.raises(Interrupted):
+        train(config, folder, max_minutes=1e-6)
+    train(config, folder)
+    assert [line["iterations"] for line in metrics(folder)] == [20, 40, 60]
+
+
+def test_plain_calls_resume_bit_for_bit(tmp_path: Path):
+    config = small("logic", iterations=40, halt_bias=-1.0)
+    unbroken = trained(tmp_path / "unbroken", config, backend="fused-calls")
+    broken = trained(tmp_path / "broken", replace(config, iterations=23), backend="fused-calls")
+    train(config, broken, backend="fused-calls")
+    assert weights(broken) == weights(unbroken)

@@ -145,15 +145,17 @@ class Evaluate:
         show_curve(curve)
         for trace in traced[:2]:
             show_trace(trace)
-        write_json(folder.path / "evaluation.json", {**result, "difficulty": curve, "traces": traced})
-        say(f"all of it: {folder.path / 'evaluation.json'}")
+        name = "evaluation.json" if folder.config().size == 1 else f"evaluation-{config.name}.json"
+        write_json(folder.path / name, {**result, "difficulty": curve, "traces": traced})
+        say(f"all of it: {folder.path / name}")
         if self.results is not None:
-            done = folder.result()
+            done = folder.own_result(place)
             if done is None:
                 raise ConfigError(f"{folder.path}: not finished yet, so not added to {self.results}")
-            own = {**done, **done["members"][place]} if "members" in done else done
+            if done.get("failed") is not None:
+                raise ConfigError(f"{config.name}: its loss was not finite, so it is not added to {self.results}")
             places = Places(folder.path.parent, self.results, device)
-            add([entry(config, folder.metrics(place), own, curve, traced, places)], places)
+            add([entry(config, folder, folder.metrics(place), done, curve, traced, places)], places)
 
 
 @dataclass(frozen=True, kw_only=True)

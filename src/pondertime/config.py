@@ -4,6 +4,7 @@ Nothing here imports torch: the command line's help is made from this file.
 """
 
 import math
+import zlib
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,17 @@ class ConfigError(ValueError):
 
 class RunError(RuntimeError):
     """A run or its folder that cannot go on as asked; its message is one line for a person."""
+
+
+class Diverged(RunError):
+    """The loss is not finite; the last good checkpoint is kept."""
+
+    @classmethod
+    def at(cls, i: int) -> "Diverged":
+        return cls(
+            f"the loss is not finite at iteration {i}; the last good checkpoint is kept. Try, in another folder, "
+            "a lower --learning-rate, --clip 1, a higher --tau or a lower --max-steps"
+        )
 
 
 class Interrupted(RunError):
@@ -148,8 +160,10 @@ class TrainConfig:
             self.halting, self.halting.replace("-", "")
         )
         preset = "" if self.preset == "fast" else f"-{self.preset}"
-        seed = f"seed{self.seed}" if self.members == 1 else f"seeds{self.seed}-{self.seeds[-1]}"
-        kind = f"{len(self.taus)}taus" if self.taus else kind
+        seed = f"seed{self.seed}" if self.size == 1 else f"seeds{self.seed}-{self.seeds[-1]}"
+        if self.taus:
+            # Other time penalties, another folder.
+            kind = f"{len(self.taus)}taus-{zlib.crc32(repr(self.taus).encode()):08x}"
         return f"{self.task}{preset}-{kind}-{seed}"
 
     @property

@@ -11,22 +11,11 @@ from torch.optim.adam import adam
 from pondertime.act import ACT
 from pondertime.batches import MEASURE_EVERY, SUMS, Batches, Interval
 from pondertime.cells import initial_state
-from pondertime.config import RunError, TrainConfig
+from pondertime.config import Diverged, TrainConfig
 from pondertime.ensemble import Ensemble
 from pondertime.fused.common import Grads, Inputs, Rules
 from pondertime.fused.function import make_run, prepare
 from pondertime.tasks import Batch, Task
-
-
-class Diverged(RunError):
-    """The loss is not finite; the last good checkpoint is kept."""
-
-    @classmethod
-    def at(cls, i: int) -> "Diverged":
-        return cls(
-            f"the loss is not finite at iteration {i}; the last good checkpoint is kept. Try, in another folder, "
-            "a lower --learning-rate, --clip 1, a higher --tau or a lower --max-steps"
-        )
 
 
 class Weights:
@@ -131,6 +120,8 @@ class Learner:
 
     def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
+        if "step" not in tensors["optimiser"]:
+            raise ValueError("its networks were trained one a program, on a GPU: go on with them there")
         self.network.load_state_dict(tensors["model"])
         self.weights.load(tensors["optimiser"])
         self.sums.copy_(torch.tensor(counters["sums"], dtype=torch.float64))
@@ -177,7 +168,12 @@ class Learner:
             # How every backend says that the cell gave no numbers.
             if "got NaN" not in str(error):
                 raise
-            raise Diverged.at(i) from None
+            e = getattr(error, "network", 0)
+            self.fail(e, i)
+            for a in (self.weights.all, self.weights.exp_avg, self.weights.exp_avg_sq):
+                a[e] = 0
+            self.update(i)
+            return
         gradient = torch.cat([g.reshape(self.members, -1) for g in gradients], 1)
         self.check(i, seen.task_loss, gradient)
         self.step(gradient)
@@ -229,17 +225,19 @@ class Learner:
         if gradient.device.type == "cpu":
             # A sum that is not finite is rare and dear to look into, one that is settles all.
             if not math.isfinite(float(loss.sum() + norm.sum())):
-                self.stop(i, ~(loss.view(self.members, -1).isfinite().all(1) & norm.isfinite()), gradient)
+                self.stop(i, ~(loss.view(self.members, -1).isfinite().all(1) & norm.isfinite()))
             elif self.members == 1 and clip is not None and float(norm) < clip:
                 return
         if clip is not None:
-            gradient *= (clip / (norm + 1e-6)).clamp(max=1).nan_to_num(0).unsqueeze(1)
+            gradient *= (clip / (norm + 1e-6)).clamp(max=1).unsqueeze(1)
+        if self.failed:
+            # Their weights stay as they are.
+            gradient[list(self.failed)], self.weights.exp_avg[list(self.failed)] = 0, 0
 
-    def stop(self, i: int, bad: Tensor, gradient: Tensor) -> None:
-        """Leave the weights of these networks as they are."""
+    def stop(self, i: int, bad: Tensor) -> None:
+        """Give these networks up."""
         for e in bad.nonzero().flatten().tolist():
             self.fail(e, i)
-        gradient[bad] = 0
 
     def step(self, gradient: Tensor) -> None:
         """Adam."""

@@ -167,6 +167,14 @@ class RunFolder:
             raise RunError(f"{path}: not a run's result; delete it to evaluate the run again")
         return result
 
+    def own_result(self, e: int) -> dict[str, Any] | None:
+        """How network e of a run ended, with its share of the time; None before that."""
+        result = self.result()
+        if result is None or "members" not in result:
+            return result
+        members = result["members"]
+        return {**result, **members[e], "seconds": round(result["seconds"] / len(members), 2)}
+
     def write_result(self, result: dict[str, Any]) -> None:
         write_json(self.path / "result.json", result)
 
@@ -221,6 +229,13 @@ class RunFolder:
         """The lines of metrics.jsonl, of several networks those of number e; a half-written last one is left out."""
         return self.all_metrics().get(e, [])
 
+    def environment(self) -> dict[str, Any]:
+        """Where the run was made last: commit, command and more."""
+        found = read_json(self.path / "env.json")
+        if not isinstance(found, dict) or not {"commit", "command"} <= found.keys():
+            raise RunError(f"{self.path / 'env.json'}: not a run's environment")
+        return found
+
     def all_metrics(self) -> dict[int, list[dict[str, Any]]]:
         """The lines of metrics.jsonl by the number of the network."""
         path = self.path / "metrics.jsonl"
@@ -241,7 +256,7 @@ class RunFolder:
         seed = config.seed if seed is None else seed
         if seed not in config.seeds:
             raise RunError(f"{self.path}: holds no network of seed {seed}")
-        if config.taus and tau not in config.taus:
+        if tau not in (config.taus or (config.tau, None)):
             raise RunError(f"{self.path}: holds no network {'without ACT' if tau is None else f'of tau {tau:g}'}")
         return seed - config.seed + config.members * (config.taus.index(tau) if config.taus else 0)
 

@@ -114,7 +114,7 @@ def check_lengths(lengths: Any, T: int, B: int) -> Tensor | None:
     low, high = int(lengths.min()), int(lengths.max())
     if low < 1 or high > T:
         raise ValueError(f"lengths: expected numbers from 1 to T = {T}, got {low} to {high}")
-    return None if low == T else lengths.long()
+    return None if low == T else lengths.long().contiguous()
 
 
 def check_integers(x: Tensor, lengths: Tensor | None, features: int | None) -> None:

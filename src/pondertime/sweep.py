@@ -20,7 +20,7 @@ from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, c
 from pondertime.ensemble import stacks
 from pondertime.ensemble.gpu import why_not_gpu_group
 from pondertime.evaluate import MEASURED_TOGETHER, difficulty_curves, sample_traces
-from pondertime.runs import RunFolder, command, commit, make_task
+from pondertime.runs import RunFolder, make_task
 from pondertime.train import make_learner, train
 
 # Networks with more units than this fill the cores by themselves and are trained one by one.
@@ -76,9 +76,10 @@ def unfinished(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
 def groups(places: Places) -> list[tuple[RunFolder, TrainConfig]]:
     """The runs of several networks that were begun."""
     found = []
-    for path in sorted(places.runs.glob("*-seeds*")):
+    for path in sorted(places.runs.glob("*/config.json")):
         with contextlib.suppress(RunError):
-            found.append((RunFolder(path), RunFolder(path).config()))
+            config = RunFolder(path.parent).config()
+            found += [(RunFolder(path.parent), config)] if config.size > 1 else []
     return found
 
 
@@ -162,7 +163,6 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
     """Train the networks of a job and add them to the result tables."""
     folder = RunFolder(places.runs / job.name)
     result = train(job, folder, device=places.device, backend=places.backend)
-    members = result.get("members", [{"failed": None}])
     loaded = folder.load_networks(range(job.size), backend=places.backend)
     task, networks = loaded[0][1], [network.to(places.device) for _, _, network in loaded]
     points: dict[int, list[dict[str, Any]]] = {}
@@ -171,14 +171,13 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
         points.update(zip(here, curves, strict=True))
     outcomes: list[Outcome] = []
     entries, metrics = [], folder.all_metrics()
-    for e, (network, numbers) in enumerate(zip(networks, members, strict=True)):
-        config = job.member(e)
-        if numbers["failed"] is not None:
-            outcomes.append((config, RunError(f"the loss was not finite at iteration {numbers['failed']}")))
+    for e, network in enumerate(networks):
+        config, own = job.member(e), folder.own_result(e) or result
+        if own.get("failed") is not None:
+            outcomes.append((config, RunError(f"the loss was not finite at iteration {own['failed']}")))
             continue
-        own = {**result, **numbers, "seconds": round(result["seconds"] / len(members), 2)}
         traced = sample_traces(network, task, device=places.device)
-        entries.append(entry(config, metrics.get(e, []), own, points[e], traced, places))
+        entries.append(entry(config, folder, metrics.get(e, []), own, points[e], traced, places))
         outcomes.append((config, entries[-1].row))
     add(entries, places)
     return outcomes
@@ -186,6 +185,7 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
 
 def entry(
     config: TrainConfig,
+    folder: RunFolder,
     metrics: list[dict[str, Any]],
     result: dict[str, Any],
     points: list[dict[str, Any]],
@@ -193,6 +193,7 @@ def entry(
     places: Places,
 ) -> results.Entry:
     """A finished network as the result tables have it: its row, learning curve, difficulty points and traces."""
+    made_by = folder.environment()
     row = results.Row(
         task=config.task,
         preset=config.preset,
@@ -208,8 +209,8 @@ def entry(
         bpc=result.get("bpc"),
         seconds=result["seconds"],
         device=places.device,
-        commit=commit(),
-        command=command(),
+        commit=made_by["commit"],
+        command=made_by["command"],
     )
     curve = {k: [line[k] for line in metrics] for k in ("updates", "error", "target_error", "bpc", "steps")}
     return results.make_entry(row, curve, points, traced)
@@ -237,10 +238,13 @@ def attempt(job: TrainConfig, places: Places) -> list[Outcome]:
 
 def inline(configs: list[TrainConfig], places: Places, processes: int) -> Iterator[Outcome]:
     """Train the networks here, in this process or in several; a network that fails does not stop the rest."""
-    jobs = together(configs, places)
-    if processes > 1:
-        yield from side_by_side(jobs, places, processes)
-        return
+    jobs, asked = together(configs, places), set(configs)
+    outcomes = side_by_side(jobs, places, processes) if processes > 1 else one_by_one(jobs, places)
+    # A job may hold networks that were done before.
+    yield from ((config, outcome) for config, outcome in outcomes if config in asked)
+
+
+def one_by_one(jobs: list[TrainConfig], places: Places) -> Iterator[Outcome]:
     for job in jobs:
         yield from attempt(job, places)
 

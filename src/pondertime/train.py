@@ -136,6 +136,8 @@ class Session:
             if not math.isfinite(self.last[e]["loss"]):
                 self.learner.fail(e, iterations)
         going = [line for e, line in self.last.items() if e not in self.learner.failed]
+        if not going:
+            return None
         means = {k: sum(line[k] for line in going) / len(going) for k in ("loss", "error", "steps", "at_max")}
         rate = (self.learner.work - self.first) / (time.monotonic() - self.started)
         self.text = f"loss {means['loss']:.3f}  error {means['error']:.1%}  ponder {means['steps']:.2f}  {rate:.0f}/s"
@@ -199,6 +201,7 @@ def open_log(path: Path, size: int) -> TextIO:
         file.close()
         raise RunError(f"{path}: shorter than at the last checkpoint; delete the run folder to start anew")
     file.truncate(size)
+    file.seek(0, os.SEEK_END)  # what comes next is told from here
     return file
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pondertime.act import ACT
 from pondertime.batches import Interval
-from pondertime.config import TrainConfig
+from pondertime.config import Diverged, TrainConfig
 from pondertime.ensemble.gpu import GpuGroup
 from pondertime.networks import build
 from pondertime.tasks import Task
@@ -61,6 +61,8 @@ class GpuLearner:
 
     def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
+        if len(counters["iterations"]) != len(self.configs):
+            raise ValueError("its networks were trained on a CPU: go on with them there")
         sums = torch.tensor(counters["sums"], dtype=torch.float64, device=self.group.device)
         self.group.load(tensors, [int(i) for i in counters["iterations"]], sums)
         self.group.stop([int(e) for e in counters["failed"]])
@@ -74,6 +76,8 @@ class GpuLearner:
     def advance(self, until: int) -> None:
         """One launch of progress."""
         self.group.advance(until)
+        if len(self.failed) == len(self.configs):
+            raise Diverged.at(max(self.iterations))
 
     def closed_intervals(self) -> list[Interval]:
         """The intervals that are over."""

@@ -63,7 +63,7 @@ class Buffers:
 
     def give_back(self) -> None:
         """Nobody needs what is in it any more."""
-        if sum(b.nbytes for free in _free.values() for b in free) + self.nbytes <= KEPT:
+        if sum(b.nbytes for free in list(_free.values()) for b in list(free)) + self.nbytes <= KEPT:
             _free.setdefault(self.key, []).append(self)
 
     @property
@@ -75,8 +75,10 @@ class Buffers:
 def lend(kind: CellKind, like: Tensor, room: int) -> Buffers:
     """Memory for a segment of ``room`` updates of states ``[leaves, m, H]``."""
     key = (kind, like.shape, like.dtype, like.device, room)
-    free = _free.get(key)
-    return free.pop() if free else Buffers(key, kind, like, room)
+    try:
+        return _free[key].pop()
+    except (KeyError, IndexError):
+        return Buffers(key, kind, like, room)
 
 
 def forget() -> None:

@@ -69,9 +69,12 @@ class Segment:
 class Run:
     """A forward pass of E networks, and what its backward pass needs."""
 
-    def __init__(self, inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False, rooms: list[int]) -> None:
+    def __init__(self, inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> None:
         self.inputs = i = inputs if rules.stacked else each(lambda a: a.unsqueeze(0), inputs)
-        self.rules, self.keep, self.rooms = rules, keep or seen, rooms
+        self.rules, self.keep = rules, keep or seen
+        # Updates that the segments of the last input step needed. Not of the last call: what is computed, to the last
+        # bit, depends on the call alone.
+        self.rooms: list[int] = []
         self.E, self.T, self.B, self.H = *i.x.shape[:3], i.h.shape[2]
         self.xw, bias_n = project(i, rules.kind)
         self.flag = i.weight_ih[:, :, -1].clone()
@@ -79,7 +82,7 @@ class Run:
             self.bias_n = bias_n.contiguous()
         self.halt, self.halt_bias = i.halt.squeeze(1), i.halt_bias
         # One by one: torch is quicker with a matrix than with a stack of them.
-        self.transposed = torch.empty_like(i.weight_hh).view(self.E, self.H, -1)
+        self.transposed = i.weight_hh.new_empty(self.E, self.H, i.weight_hh.shape[1])
         for to, a in zip(self.transposed, i.weight_hh, strict=True):
             to.copy_(a.t())
         if rules.kind is LSTM:
@@ -265,7 +268,8 @@ class Run:
         totals[0], totals[1:] = 0 if total is None else total, prob
         np.cumsum(totals, 0, out=totals)
         if np.isnan(totals[-1]).any():
-            raise nan_error(t, n + int(np.isnan(totals).any(1).argmax()) - 1)
+            place = int(np.isnan(totals[-1]).argmax())
+            raise nan_error(t, n + int(np.isnan(totals).any(1).argmax()) - 1, place // (m // self.E))
         below = totals < self.threshold
         if n + size - 1 == self.limit:
             below[-1] = False

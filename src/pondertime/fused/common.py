@@ -43,6 +43,11 @@ class Rules:
     lengths: Tensor | None  # [E, B] int64, None: all of length T
     stacked: bool = False  # whether results have an axis E
 
+    def __post_init__(self) -> None:
+        if self.lengths is not None:
+            # Read by their address.
+            object.__setattr__(self, "lengths", self.lengths.long().contiguous())
+
     def front(self, E: int) -> tuple[int, ...]:
         """The axis before the others of a result."""
         return (E,) if self.stacked else ()
@@ -222,8 +227,12 @@ def by_inputs(i: Inputs, d: Sums, *, x: bool) -> Inputs:
 
 
 class NotANumber(RuntimeError):
-    """The cell gave NaN."""
+    """The cell gave NaN; of several networks that of one."""
+
+    network = 0
 
 
-def nan_error(t: int, n: int) -> NotANumber:
-    return NotANumber(f"expected numbers from the cell, got NaN at input step {t}, update {n}")
+def nan_error(t: int, n: int, network: int = 0) -> NotANumber:
+    error = NotANumber(f"expected numbers from the cell, got NaN at input step {t}, update {n}")
+    error.network = network
+    return error

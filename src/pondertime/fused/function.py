@@ -11,9 +11,8 @@ from pondertime.fused.common import Grads, Inputs, Outputs, Rules, kind_of
 from pondertime.halting import State
 from pondertime.reference import Recorder, Result, read_out_after
 
-# What calls of a shape needed last time: rows of tape, updates of a segment.
+# Rows of tape that calls of a shape needed last time.
 _rows: dict[tuple[int, ...], int] = {}
-_rooms: dict[tuple[int, ...], list[int]] = {}
 
 
 def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: bool = False) -> Any:
@@ -23,10 +22,10 @@ def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: boo
 
         return triton_run.make(inputs, rules, keep=keep, seen=seen)
     lib = native.library()
+    if plain or isinstance(lib, str):
+        return calls.Run(inputs, rules, keep=keep, seen=seen)
     T, B = inputs.x.shape[inputs.h.dim() - 2], inputs.h.shape[-2]
     shape = (T, *inputs.h.shape, rules.kind.slots)
-    if plain or isinstance(lib, str):
-        return calls.Run(inputs, rules, keep=keep, seen=seen, rooms=_rooms.setdefault(shape, []))
     run = native.Run(lib, inputs, rules, rows=_rows.get(shape, 2 * T * B), keep=keep, seen=seen)
     if keep:
         _rows[shape] = int(1.05 * run.rows) + B
@@ -102,7 +101,7 @@ def prepare(net: Network, x: Tensor, state: State, lengths: Tensor | None) -> tu
     h, c = state if kind.leaves == 2 else (state, None)
     # A read-out that is watched, or of another type, is called; any other is one more product of the loop.
     output: Any = net.output
-    inside = output is not None and not hooked(output) and output.weight.dtype == h.dtype
+    inside = output is not None and not hooked(output) and output.weight.dtype == h.dtype and len(output.weight) > 0
     read_out = (output.weight, output.bias) if inside else (None, None)
     inputs = Inputs(x, cell.weight_ih, cell.weight_hh, *biases, net.halt.weight, net.halt.bias, h, c, *read_out)
     return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths)

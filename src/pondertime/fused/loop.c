@@ -25,7 +25,7 @@ typedef struct {
   int32_t cell, T, B, I, H, O, max_steps, force_steps, keep, threads;
   double epsilon;
   void *gemm, *compute;  /* Fortran ?gemm; MKL's cblas_?gemm_compute, or null */
-  const void *x;         /* [T, B, I], or null: integers, whose columns of W_x are in xw already */
+  const void *x;         /* [T, B, I], or null: xw is there already (integers) */
   void *xw;              /* [T, B, X] W_x x_t */
   const void *weight_ih; /* [X, I + 1] W_x, and the flag's column */
   const void *bias_ih, *bias_hh; /* [X] or null */
@@ -194,10 +194,8 @@ static void NAME(project)(Loop *a) {
   const int I = a->I, H = a->H, X = NAME(x_width)(a);
   const REAL *weight = a->weight_ih, *ih = a->bias_ih, *hh = a->bias_hh;
   REAL *first = a->bias, *later = first + X;
-  if (a->x && I)
+  if (a->x)
     NAME(gemm)(a, 'N', 'T', (int64_t)a->T * a->B, X, I, a->x, I, weight, I + 1, a->xw, X);
-  else if (a->x)
-    memset(a->xw, 0, sizeof(REAL) * a->T * a->B * X);
   for (int k = 0; k < X; k++) {
     later[k] = ih ? ih[k] + (a->cell == GRU && k >= 2 * H ? 0 : hh[k]) : 0;
     first[k] = later[k] + weight[(int64_t)k * (I + 1) + I];

@@ -195,6 +195,7 @@ class Run:
         for name, a in tensors.items():
             if a is None:
                 continue
+            assert a.is_contiguous()
             self.held.append(a)
             start = a.data_ptr()
             if self.E == 1:
@@ -252,14 +253,18 @@ class Run:
         y = self.mean if i.weight_y is None else empty(T, B, i.weight_y.shape[-2])
         self.steps = torch.empty(*self.front, T, B, dtype=torch.int64)
         self.zeros = torch.zeros(H, dtype=self.dtype)
-        floating = i.x.is_floating_point()
+        # Without features there is nothing to project, and no address of x.
+        floating = i.x.is_floating_point() and self.I > 0
+        xw = None
+        if not floating:
+            xw = look_up(i) if self.I else torch.zeros(*self.front, T, B, self.X, dtype=self.dtype)
         child = torch.empty(self.E, B, dtype=torch.int32)
         work = self.work(
             total=B, bias=2 * self.X, **({"mean_c": B * H} if c is not None else {}),
             **({"xw": T * B * self.X} if floating else {}),
         )  # fmt: skip
         self.point(
-            x=i.x if floating else None, xw=None if floating else look_up(i), weight_ih=i.weight_ih,
+            x=i.x if floating else None, xw=xw, weight_ih=i.weight_ih,
             bias_ih=i.bias_ih, bias_hh=i.bias_hh, halt=i.halt, weight_y=i.weight_y, bias_y=i.bias_y, y=y,
             lengths=rules.lengths, state0=h, state1=c, mean=self.mean, steps=self.steps, remainder=remainder,
             child=child,
@@ -285,9 +290,9 @@ class Run:
         run = getattr(self.lib.loop, f"forward_all_{self.suffix}")
         while TAPE_FULL in status:
             run(loops, status, self.E, self.threads)
-            for loop, tape, s in zip(self.loops, self.tapes, status, strict=True):
+            for e, (loop, tape, s) in enumerate(zip(self.loops, self.tapes, status, strict=True)):
                 if s == NOT_A_NUMBER:
-                    raise nan_error(loop.t, loop.n - 1)
+                    raise nan_error(loop.t, loop.n - 1, e)
                 if s == TAPE_FULL:
                     tape.grow()
                     tape.attach(loop)
@@ -306,7 +311,7 @@ class Run:
         d_y = d_y.contiguous() if self.rules.lengths is None else torch.clone(d_y, memory_format=PLAIN)
         d_x: Any = torch.empty_like(i.x) if x and i.x.is_floating_point() else None
         made = each(torch.empty_like, i._replace(x=d_x))._replace(x=d_x, h=d_h, c=d_c)
-        d_xw = None if i.x.is_floating_point() else empty(self.T, B, self.X)
+        d_xw = None if i.x.is_floating_point() and self.I else empty(self.T, B, self.X)
         self.work(
             end_dot=B, carry0=B * H, carry2=B * H, **({"carry1": B * H, "carry3": B * H} if d_c is not None else {}),
             d_logit=self.rows + B, **({"d_xw": self.T * B * self.X} if d_xw is None else {}),
@@ -320,7 +325,7 @@ class Run:
         self.weights(transpose=False)
         loops = (ctypes.POINTER(Loop) * self.E)(*map(ctypes.pointer, self.loops))
         getattr(self.lib.loop, f"backward_all_{self.suffix}")(loops, self.E, self.threads)
-        if d_xw is not None:
+        if d_xw is not None and self.I:
             by_look_up(i, d_xw, made.weight_ih)
         return made
 

@@ -47,7 +47,7 @@ class Run:
         self.limit = min(rules.force_steps or rules.max_steps, 2**31 - 1)
         self.X, self.S, self.P = (k * self.H for k in (self.kind.x_width, self.kind.slots, self.kind.gates))
         self.key = (self.E, self.B, self.H, self.kind.name, rules.force_steps is None, self.device, *key)
-        self.lengths = None if rules.lengths is None else rules.lengths.to(self.device)
+        self.lengths = None if rules.lengths is None else rules.lengths.to(self.device).contiguous()
         self.capacity = 0
 
     def fronted(self) -> Inputs:
