@@ -9,6 +9,7 @@ Rows of all networks lie in one axis: row e * m + j is row j of network e. The n
 number m of rows; where one has fewer running, rows that have halted fill it up. States are ``[leaves, rows, H]``.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -40,8 +41,8 @@ from pondertime.fused.common import (
 # Rows are dropped when no more than this share of a segment's still run, and its product has so many multiply-adds.
 DROP_AT = 0.75
 WORTH_A_GATHER = 2_000_000
-# Updates of a segment before anything is known of the halting.
-ROOM = 4
+# Multiply-adds of a segment before anything is known of the halting, and the most updates that are guessed.
+SMALL_UPDATES, MOST = 16_000_000, 32
 
 
 @dataclass
@@ -178,9 +179,11 @@ class Run:
                 return
             first, later, state = first[rows], later[rows], self.fill_up(state[:, rows], real)
             total = np.where(real.numpy(), 0, 2).astype(prob_type(state))
+        # Updates that nobody needs cost less than another segment where they are small.
+        guess = max(2, min(8, SMALL_UPDATES // (state.shape[1] * self.H * self.transposed.shape[2])))
         for number in range(self.limit):
             if number == len(self.rooms):
-                self.rooms.append(ROOM)
+                self.rooms.append(guess)
             room = self.limit if self.rules.force_steps else 1 if self.at_once else self.rooms[number]
             b = lend(self.rules.kind, state, min(room, self.limit - n + 1))
             b.before.copy_(state)
@@ -191,6 +194,9 @@ class Run:
             if running:
                 # Taken now: the segment's memory may be another's afterwards.
                 state, total = b.states[:, s.size].clone(), s.totals[-1]
+                # As if h stayed as it is; for the next segment, if there was none before.
+                going, prob = s.going[-1], s.prob[-1]
+                guess = min(MOST, math.ceil(((self.threshold - total[going]) / prob[going].clip(1 / MOST)).max()))
             yield s
             if not running:
                 return
