@@ -306,9 +306,10 @@ class Run:
         """Derivatives by every input, by x only where it is asked for. The tape is used up."""
         i, empty, B, H = self.inputs, self.empty, self.B, self.H
         d_y, d_h, d_c, d_remainder = d.filled(i, self.T)
-        # Copies: the loop writes to these.
-        d_h, d_c = torch.clone(d_h, memory_format=PLAIN), None if d_c is None else torch.clone(d_c, memory_format=PLAIN)
-        d_y = d_y.contiguous() if self.rules.lengths is None else torch.clone(d_y, memory_format=PLAIN)
+        # Copies of what is not ours: the loop writes to these.
+        d_h = d_h if d.h is None else torch.clone(d_h, memory_format=PLAIN)
+        d_c = d_c if d.c is None else torch.clone(d.c, memory_format=PLAIN)
+        d_y = d_y.contiguous() if self.rules.lengths is None or d.y is None else torch.clone(d_y, memory_format=PLAIN)
         d_x: Any = torch.empty_like(i.x) if x and i.x.is_floating_point() else None
         made = each(torch.empty_like, i._replace(x=d_x))._replace(x=d_x, h=d_h, c=d_c)
         d_xw = None if i.x.is_floating_point() and self.I else empty(self.T, B, self.X)
