@@ -260,3 +260,19 @@ def test_a_longer_training_changes_the_weights(tmp_path: Path):
     folder = trained(tmp_path / "run")
     before = weights(folder)
     assert weights(trained(folder.path, small(iterations=61))) != before
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = trained(tmp_path / "run", small(iterations=5))
+    load = load_file
+    times = []
+
+    def replaced(path: Path) -> Any:
+        times.append(path)
+        if len(times) == 1:
+            raise FileNotFoundError(path)
+        return load(path)
+
+    monkeypatch.setattr("pondertime.runs.load_file", replaced)
+    saved = folder.load()
+    assert saved is not None and saved[1]["updates"] == 5

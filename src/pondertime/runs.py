@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -213,17 +214,23 @@ class RunFolder:
 
     def load(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None:
         """The newest checkpoint, or None before the first."""
-        folder = self.checkpoint
-        if not folder.exists():
-            return None
-        try:
-            tensors = {f.stem: load_file(f) for f in folder.glob("*.safetensors")}
-            counters = read_json(folder / "state.json")
-            if not {"model", "optimiser"} <= tensors.keys() or not isinstance(counters, dict):
-                raise RunError("a part of it is missing")
-        except (SafetensorError, RunError, OSError, ValueError) as error:
-            raise RunError(f"{folder}: not a whole checkpoint ({error}); delete the folder to start anew") from None
-        return tensors, counters
+        for last in (False, False, True):
+            folder = self.checkpoint
+            if not folder.exists():
+                return None
+            try:
+                tensors = {f.stem: load_file(f) for f in folder.glob("*.safetensors")}
+                counters = read_json(folder / "state.json")
+                if not {"model", "optimiser"} <= tensors.keys() or not isinstance(counters, dict):
+                    raise RunError("a part of it is missing")
+                return tensors, counters
+            except (SafetensorError, RunError, OSError, ValueError) as error:
+                # A training may have put a newer one in its place meanwhile.
+                if last:
+                    why = f"not a whole checkpoint ({error}); delete the folder to start anew"
+                    raise RunError(f"{folder}: {why}") from None
+                time.sleep(0.02)
+        raise AssertionError
 
     def metrics(self, e: int = 0) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, of several networks those of number e; a half-written last one is left out."""
