@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import pondertime as pt
 from compare import assert_same
 from pondertime.fused import function, native
+from pondertime.fused.buffers import Pool
 from zoo import differentiate, make, random_state
 
 KINDS = ["rnn_tanh", "rnn_relu", "gru", "lstm"]
@@ -59,7 +60,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poisoning(getattr(owner, name)))
     monkeypatch.setattr("pondertime.fused.function._rows", {})
-    monkeypatch.setattr("pondertime.fused.buffers._free", {})
+    monkeypatch.setattr("pondertime.fused.buffers.pool", Pool())
 
 
 @given(data=st.data())

@@ -8,10 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pondertime.config import TrainConfig
 from pondertime.tasks import Batch, Task
 
 MEASURE_EVERY = 10  # iterations, or every interval if that is shorter
 SUMS = ("sequences", "loss", "task_loss", "error", "target_error", "targets", "inputs", "rho")
+
+
+def measure_every(config: TrainConfig) -> int:
+    """Iterations from one batch that is measured to the next."""
+    return min(MEASURE_EVERY, config.log_every)
 
 
 class Interval(NamedTuple):

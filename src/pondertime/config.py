@@ -142,10 +142,6 @@ class TrainConfig:
         tau = self.taus[place]
         return replace(alone, tau=tau, force_steps=1 if tau is None else None)
 
-    def place(self, config: "TrainConfig") -> int | None:
-        """Which of the networks has this config, None if none has."""
-        return next((e for e in range(self.size) if self.member(e) == config), None)
-
     @property
     def halting(self) -> str:
         """How the network halts, as in the result tables: act, none, or fixed-K."""

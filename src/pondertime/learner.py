@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from pondertime.act import ACT
-from pondertime.batches import MEASURE_EVERY, SUMS, Batches, Interval
+from pondertime.batches import SUMS, Batches, Interval, measure_every
 from pondertime.cells import initial_state
 from pondertime.config import Diverged, TrainConfig
 from pondertime.ensemble import Ensemble
@@ -177,7 +177,7 @@ class Learner:
         gradient = torch.cat([g.reshape(self.members, -1) for g in gradients], 1)
         self.check(i, seen.task_loss, gradient)
         self.step(gradient)
-        if i % min(MEASURE_EVERY, config.log_every) == 0:
+        if i % measure_every(config) == 0:
             self.measure(batch, seen, price)
 
     def by_autograd(self, batch: Batch, price: float) -> tuple["Seen", Sequence[Tensor]]:
@@ -220,12 +220,14 @@ class Learner:
         return prepare(self.network, batch.input, state, lengths)
 
     def check(self, i: int, loss: Tensor, gradient: Tensor) -> None:
-        """Clip each network's gradient, and stop one whose loss or gradient is not finite."""
+        """Clip each network's gradient, and give one up whose loss or gradient is not finite."""
         clip, norm = self.config.clip, torch.linalg.vector_norm(gradient, dim=1)
         if gradient.device.type == "cpu":
             # A sum that is not finite is rare and dear to look into, one that is settles all.
             if not math.isfinite(float(loss.sum() + norm.sum())):
-                self.stop(i, ~(loss.view(self.members, -1).isfinite().all(1) & norm.isfinite()))
+                fine = loss.view(self.members, -1).isfinite().all(1) & norm.isfinite()
+                for e in (~fine).nonzero().flatten().tolist():
+                    self.fail(e, i)
             elif self.members == 1 and clip is not None and float(norm) < clip:
                 return
         if clip is not None:
@@ -233,11 +235,6 @@ class Learner:
         if self.failed:
             # Their weights stay as they are.
             gradient[list(self.failed)], self.weights.exp_avg[list(self.failed)] = 0, 0
-
-    def stop(self, i: int, bad: Tensor) -> None:
-        """Give these networks up."""
-        for e in bad.nonzero().flatten().tolist():
-            self.fail(e, i)
 
     def step(self, gradient: Tensor) -> None:
         """Adam."""

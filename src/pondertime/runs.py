@@ -120,6 +120,14 @@ def command() -> str:
     return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
+def own_part(result: dict[str, Any], e: int) -> dict[str, Any]:
+    """How network e of a run ended, from the result of all, with its share of the time."""
+    members = result.get("members")
+    if members is None:
+        return result
+    return {**result, **members[e], "seconds": round(result["seconds"] / len(members), 2)}
+
+
 class RunFolder:
     """One training's folder."""
 
@@ -169,12 +177,9 @@ class RunFolder:
         return result
 
     def own_result(self, e: int) -> dict[str, Any] | None:
-        """How network e of a run ended, with its share of the time; None before that."""
+        """How network e of the run ended, None before that."""
         result = self.result()
-        if result is None or "members" not in result:
-            return result
-        members = result["members"]
-        return {**result, **members[e], "seconds": round(result["seconds"] / len(members), 2)}
+        return None if result is None else own_part(result, e)
 
     def write_result(self, result: dict[str, Any]) -> None:
         write_json(self.path / "result.json", result)

@@ -20,7 +20,7 @@ from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, c
 from pondertime.ensemble import stacks
 from pondertime.ensemble.gpu import why_not_gpu_group
 from pondertime.evaluate import MEASURED_TOGETHER, difficulty_curves, sample_traces
-from pondertime.runs import RunFolder, make_task
+from pondertime.runs import RunFolder, make_task, own_part
 from pondertime.train import make_learner, train
 
 # Networks with more units than this fill the cores by themselves and are trained one by one.
@@ -170,14 +170,14 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
         curves = difficulty_curves(stack.to(places.device), task, device=places.device)
         points.update(zip(here, curves, strict=True))
     outcomes: list[Outcome] = []
-    entries, metrics = [], folder.all_metrics()
+    entries, metrics, made_by = [], folder.all_metrics(), folder.environment()
     for e, network in enumerate(networks):
-        config, own = job.member(e), folder.own_result(e) or result
+        config, own = job.member(e), own_part(result, e)
         if own.get("failed") is not None:
             outcomes.append((config, RunError(f"the loss was not finite at iteration {own['failed']}")))
             continue
         traced = sample_traces(network, task, device=places.device)
-        entries.append(entry(config, folder, metrics.get(e, []), own, points[e], traced, places))
+        entries.append(entry(config, made_by, metrics.get(e, []), own, points[e], traced, places))
         outcomes.append((config, entries[-1].row))
     add(entries, places)
     return outcomes
@@ -185,7 +185,7 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
 
 def entry(
     config: TrainConfig,
-    folder: RunFolder,
+    made_by: dict[str, Any],
     metrics: list[dict[str, Any]],
     result: dict[str, Any],
     points: list[dict[str, Any]],
@@ -193,7 +193,6 @@ def entry(
     places: Places,
 ) -> results.Entry:
     """A finished network as the result tables have it: its row, learning curve, difficulty points and traces."""
-    made_by = folder.environment()
     row = results.Row(
         task=config.task,
         preset=config.preset,

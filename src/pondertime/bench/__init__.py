@@ -86,10 +86,12 @@ def ragged(w: Workload) -> Tensor:
     return (torch.arange(w.batch_size) % (2 * w.updates - 1) + 1).double()
 
 
-def contestants(w: Workload, N: Tensor, *, train: bool) -> dict[str, Callable[[], Any]]:
-    """What is timed: every backend, torch.nn over T k steps, the bare products."""
-    net, x = network(w), inputs(w, N)
-    weights = torch.randn(w.steps, len(N), w.output_size)
+def contestants(
+    w: Workload, N: Tensor, *, train: bool, device: str = "cpu", names: tuple[str, ...] = CONTESTANTS[:3]
+) -> dict[str, Callable[[], Any]]:
+    """What is timed: these backends, torch.nn over T k steps (on a GPU: cuDNN), the bare products."""
+    net, x = network(w).to(device), inputs(w, N).to(device)
+    weights = torch.randn(w.steps, len(N), w.output_size, device=device)
 
     def ours(backend: str) -> Callable[[], Any]:
         def call() -> Any:
@@ -102,9 +104,10 @@ def contestants(w: Workload, N: Tensor, *, train: bool) -> dict[str, Callable[[]
 
         return call
 
-    plain: Any = (nn.RNN if w.cell == "rnn" else nn.LSTM)(w.input_size + 1, w.hidden_size)
-    read_out = nn.Linear(w.hidden_size, w.output_size)
-    long = torch.randn(w.steps * w.updates, len(N), w.input_size + 1)
+    plain: Any = (nn.RNN if w.cell == "rnn" else nn.LSTM)(w.input_size + 1, w.hidden_size, device=device)
+    plain.train(train)
+    read_out = nn.Linear(w.hidden_size, w.output_size, device=device)
+    long = torch.randn(w.steps * w.updates, len(N), w.input_size + 1, device=device)
 
     def torch_nn() -> Any:
         with torch.set_grad_enabled(train):
@@ -113,19 +116,22 @@ def contestants(w: Workload, N: Tensor, *, train: bool) -> dict[str, Callable[[]
                 (y * weights).sum().backward()
         return y
 
-    calls = {name: ours(name) for name in CONTESTANTS[:3]}
-    return {**calls, "torch.nn": torch_nn, "products": products(w, len(N), train=train)}
+    calls = {name: ours(name) for name in names}
+    bare = products(w, len(N), train=train, device=device)
+    return {**calls, "torch.nn" if device == "cpu" else "cuDNN": torch_nn, "products": bare}
 
 
-def products(w: Workload, B: int, *, train: bool) -> Callable[[], Any]:
+def products(w: Workload, B: int, *, train: bool, device: str = "cpu") -> Callable[[], Any]:
     """The matrix products of the updates and nothing else, on weights laid out for each."""
     H, updates = w.hidden_size, w.steps * w.updates
     gates = H if w.cell == "rnn" else 4 * H
-    h, g = torch.randn(B, H), torch.randn(B, gates)
-    forward, backward = torch.randn(H, gates), torch.randn(gates, H)
-    all_g, all_h = torch.randn(updates * B, gates), torch.randn(updates * B, H)
-    x, w_x = torch.randn(w.steps * B, w.input_size), torch.randn(w.input_size, gates)
-    d_x = torch.randn(w.steps * B, gates)
+
+    def new(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device)
+
+    h, g, forward, backward = new(B, H), new(B, gates), new(H, gates), new(gates, H)
+    all_g, all_h = new(updates * B, gates), new(updates * B, H)
+    x, w_x, d_x = new(w.steps * B, w.input_size), new(w.input_size, gates), new(w.steps * B, gates)
 
     def call() -> Any:
         with torch.no_grad():

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pondertime.bench import WORKLOADS, Workload, inputs, network, ragged, rates
+from pondertime.bench import WORKLOADS, Workload, contestants, inputs, network, ragged, rates
 
 CALLS = 5
 # The largest relative difference to float64 that counts as equal.
@@ -48,61 +48,6 @@ def check(w: Workload, N: Tensor, precision: str) -> float:
     if not worst < EQUAL[precision]:
         raise RuntimeError(f"differs from the reference by {worst:.1e}; no speed is reported")
     return worst
-
-
-def contestants(w: Workload, N: Tensor, *, train: bool, names: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
-    net, x = on_device(w, N)
-    weights = torch.randn(w.steps, len(N), w.output_size, device="cuda")
-    plain: Any = (nn.RNN if w.cell == "rnn" else nn.LSTM)(w.input_size + 1, w.hidden_size).cuda()
-    read_out = nn.Linear(w.hidden_size, w.output_size).cuda()
-    long = torch.randn(w.steps * w.updates, len(N), w.input_size + 1, device="cuda")
-    plain.train(train)
-
-    def ours(backend: str) -> Callable[[], Any]:
-        def call() -> None:
-            net.backend = backend
-            with torch.set_grad_enabled(train):
-                output, _, ponder = net(x)
-                if train:
-                    ((output * weights).sum() + ponder.cost.sum()).backward()
-
-        return call
-
-    def cudnn() -> None:
-        with torch.set_grad_enabled(train):
-            y = read_out(plain(long)[0][:: w.updates])
-            if train:
-                (y * weights).sum().backward()
-
-    made = {name: ours(name) for name in names}
-    return {**made, "cuDNN": cudnn, "products": products(w, len(N), train=train)}
-
-
-def products(w: Workload, B: int, *, train: bool) -> Callable[[], Any]:
-    """The matrix products of the updates and nothing else."""
-    H, updates = w.hidden_size, w.steps * w.updates
-    P = H if w.cell == "rnn" else 4 * H
-
-    def new(*shape: int) -> Tensor:
-        return torch.randn(*shape, device="cuda")
-
-    h, g, forward, backward = new(B, H), new(B, P), new(H, P), new(P, H)
-    all_g, all_h, x, w_x, d_x = (
-        new(updates * B, P), new(updates * B, H), new(w.steps * B, w.input_size), new(w.input_size, P),
-        new(w.steps * B, P),
-    )  # fmt: skip
-
-    def call() -> None:
-        torch.mm(x, w_x)
-        for _ in range(updates):
-            torch.mm(h, forward, out=g)
-        if train:
-            for _ in range(updates):
-                torch.mm(g, backward, out=h)
-            torch.mm(all_g.t(), all_h)
-            torch.mm(d_x.t(), x)
-
-    return call
 
 
 def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
@@ -152,9 +97,7 @@ def ensembles(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def run_in(
-    precision: str, name: str, seconds: float, say: Callable[[str], None], names: tuple[str, ...] = ("fused",)
-) -> list[dict[str, Any]]:
+def run_in(precision: str, name: str, seconds: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Time one workload in ``float32`` or ``tf32``; returns the rows of the table."""
     w = WORKLOADS[name]
     equal = torch.full((w.batch_size,), float(w.updates)).double()
@@ -166,7 +109,7 @@ def run_in(
         for mode, halting, N in (
             ("train", "equal", equal), ("inference", "equal", equal), ("train", "ragged", ragged(w)),
         ):  # fmt: skip
-            times = measure(contestants(w, N, train=mode == "train", names=names), seconds)
+            times = measure(contestants(w, N, train=mode == "train", device="cuda", names=("fused",)), seconds)
             rows += [
                 {"workload": name, "mode": f"{mode}, {precision}", "halting": halting, "contestant": k, "value": t,
                  "unit": "ms", "ratio": t / times["cuDNN"]}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.batches import MEASURE_EVERY, SUMS
+from pondertime.batches import SUMS
 from pondertime.config import TrainConfig
 from pondertime.ensemble.ring import Ring
 from pondertime.networks import build
@@ -254,7 +254,3 @@ def kernels() -> dict[str, Any]:
     from pondertime.ensemble.launch import LSTMLaunch, RNNLaunch
 
     return {"rnn": RNNLaunch, "lstm": LSTMLaunch}
-
-
-def measure_every(config: TrainConfig) -> int:
-    return min(MEASURE_EVERY, config.log_every)

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pondertime.ensemble.gpu import SLOTS, measure_every, padded
+from pondertime.batches import measure_every
+from pondertime.ensemble.gpu import SLOTS, padded
 from pondertime.ensemble.lstm_kernel import train_lstm
 from pondertime.ensemble.ring import CHUNKS
 from pondertime.ensemble.rnn_kernel import train_rnn
@@ -19,116 +20,105 @@ TYPES: dict[str, tuple[torch.dtype, Any, str]] = {
 }
 
 
-class RNNLaunch:
-    """Launches ``train_rnn`` for a group."""
+class Launch:
+    """Launches a kernel that trains the networks of a group; its arguments are in the order of both kernels."""
 
+    kernel: Any
     programs = 1  # a multiprocessor
-    overhead = 5  # the cost of an update besides its cell updates, in cell updates
+    overhead: int  # the cost of an update besides its cell updates, in cell updates
+    scratch: tuple[Tensor, ...]
 
-    def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, back: int = 2, adam: int = 1,
-                 block: int = 4096) -> None:  # fmt: skip
+    def __init__(self, group: Any, inputs: int, **options: Any) -> None:
         config, task = group.configs[0], group.task
-        B, H, IN = config.batch_size, config.hidden_size, task.input_size
-        BP, HP, IP = padded(B), padded(H), max(32, padded(IN))
-        dtype, DT, ieee = TYPES[group.precision]
-        slots, M, device = group.programs, config.max_steps, group.device
-        self.scratch = (
-            torch.empty(slots, group.stride, device=device),
-            torch.empty(slots, M, BP, HP, dtype=dtype, device=device),
-            torch.empty(slots, M, BP, HP, dtype=dtype, device=device),
-            torch.empty(slots, M, 4, BP, device=device),
-        )
-        self.queue = torch.zeros(1, dtype=torch.int32, device=device)
-        self.sizes = {
+        B, H = config.batch_size, config.hidden_size
+        self.dtype, DT, ieee = TYPES[group.precision]
+        self.queue = torch.zeros(1, dtype=torch.int32, device=group.device)
+        self.sizes: dict[str, Any] = {
             "B": B,
             "H": H,
-            "IN": IN,
-            "BP": BP,
-            "HP": HP,
-            "IP": IP,
+            "IN": task.input_size,
+            "BP": padded(B),
+            "HP": padded(H),
+            "IP": max(32, padded(inputs)),
             "PS": group.stride,
             "KP": triton.next_power_of_2(group.K),
             "SLOTS": SLOTS,
             "DT": DT,
             "PRECISION": ieee,
             "FAST": group.precision == "bfloat16",
-            "BLOCK": block,
-            "STAGES": stages,
-            "BACK": back,
-            "ADAM": adam,
-            "num_warps": num_warps,
+            **options,
         }
 
+    def data(self, ring: Any) -> tuple[Tensor, ...]:
+        """The batches."""
+        return ring.words, ring.target
+
+    def ends(self, group: Any) -> tuple[int, ...]:
+        """How long the ring and the scratch memory are."""
+        raise NotImplementedError
+
     def launch(self, group: Any, schedule: Tensor, networks: int, until: int) -> None:
-        config, ring = group.configs[0], group.ring
+        config = group.configs[0]
         budgets, order, filled, taken = schedule
-        iterations, cells, stopped, closed = group._counters
         self.queue.zero_()
-        start: Any = train_rnn[(group.programs,)]
+        start: Any = self.kernel[(group.programs,)]
         start(
-            *group._flat, group.settings, ring.words, ring.target, group._sums, group._intervals, group._interval_at,
-            iterations, cells, stopped, closed, taken, filled, budgets, order, self.queue, *self.scratch,
-            networks, until, 1 - config.epsilon, measure_every(config), config.log_every, self.overhead, ring.size,
-            config.max_steps, group.K, **self.sizes,
+            *group._flat, group.settings, *self.data(group.ring), group._sums, group._intervals, group._interval_at,
+            *group._counters, taken, filled, budgets, order, self.queue, *self.scratch,
+            networks, until, 1 - config.epsilon, measure_every(config), config.log_every, self.overhead,
+            *self.ends(group), group.K, **self.sizes,
         )  # fmt: skip
 
 
-class LSTMLaunch:
+class RNNLaunch(Launch):
+    """Launches ``train_rnn`` for a group."""
+
+    kernel = train_rnn
+    overhead = 5
+
+    def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, back: int = 2, adam: int = 1,
+                 block: int = 4096) -> None:  # fmt: skip
+        options = {"BLOCK": block, "STAGES": stages, "BACK": back, "ADAM": adam, "num_warps": num_warps}
+        super().__init__(group, group.task.input_size, **options)
+        slots, M, device = group.programs, group.configs[0].max_steps, group.device
+        BP, HP = self.sizes["BP"], self.sizes["HP"]
+        self.scratch = (
+            torch.empty(slots, group.stride, device=device),
+            torch.empty(slots, M, BP, HP, dtype=self.dtype, device=device),
+            torch.empty(slots, M, BP, HP, dtype=self.dtype, device=device),
+            torch.empty(slots, M, 4, BP, device=device),
+        )
+
+    def ends(self, group: Any) -> tuple[int, ...]:
+        return group.ring.size, group.configs[0].max_steps
+
+
+class LSTMLaunch(Launch):
     """Launches ``train_lstm`` for a group."""
 
-    programs = 1
+    kernel = train_lstm
     overhead = 40
 
     def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, back: int = 2, adam: int = 2,
                  block: int = 4096, rows: int = 64) -> None:  # fmt: skip
-        config, task = group.configs[0], group.task
-        T, B, H, IN = task.steps, config.batch_size, config.hidden_size, task.input_size
+        T, device = group.task.steps, group.device
+        options = {"BLOCK": block, "STAGES": stages, "KB": rows, "BACK": back, "ADAM": adam, "num_warps": num_warps}
         # Two more inputs: the flag, and a constant whose weight is the bias.
-        BP, HP, IP = padded(B), padded(H), max(32, padded(IN + 2))
-        dtype, DT, ieee = TYPES[group.precision]
-        slots, C, device = group.programs, T * config.max_steps, group.device
-        self.max_cells = C
+        super().__init__(group, group.task.input_size + 2, T=T, **options)
+        slots, self.max_cells = group.programs, T * group.configs[0].max_steps
+        C, BP, HP = self.max_cells, self.sizes["BP"], self.sizes["HP"]
         self.scratch = (
             torch.empty(slots, group.stride, device=device),
-            torch.empty(slots, C, BP, HP, dtype=dtype, device=device),
+            torch.empty(slots, C, BP, HP, dtype=self.dtype, device=device),
             torch.empty(slots, C, BP, HP, device=device),
-            torch.empty(slots, C, 4, BP, HP, dtype=dtype, device=device),
+            torch.empty(slots, C, 4, BP, HP, dtype=self.dtype, device=device),
             torch.empty(slots, T, 4, BP, HP, device=device),
             torch.empty(slots, C, 2, BP, device=device),
             torch.empty(slots, T, 4, BP, device=device),
         )
-        self.queue = torch.zeros(1, dtype=torch.int32, device=device)
-        self.sizes = {
-            "T": T,
-            "B": B,
-            "H": H,
-            "IN": IN,
-            "BP": BP,
-            "HP": HP,
-            "IP": IP,
-            "PS": group.stride,
-            "KP": triton.next_power_of_2(group.K),
-            "SLOTS": SLOTS,
-            "DT": DT,
-            "PRECISION": ieee,
-            "FAST": group.precision == "bfloat16",
-            "BLOCK": block,
-            "STAGES": stages,
-            "KB": rows,
-            "BACK": back,
-            "ADAM": adam,
-            "num_warps": num_warps,
-        }
 
-    def launch(self, group: Any, schedule: Tensor, networks: int, until: int) -> None:
-        config, ring = group.configs[0], group.ring
-        budgets, order, filled, taken = schedule
-        iterations, cells, stopped, closed = group._counters
-        self.queue.zero_()
-        start: Any = train_lstm[(group.programs,)]
-        start(
-            *group._flat, group.settings, ring.words, ring.target, ring.lengths, group._sums, group._intervals,
-            group._interval_at, iterations, cells, stopped, closed, taken, filled, budgets, order, self.queue,
-            *self.scratch, networks, until, 1 - config.epsilon, measure_every(config), config.log_every, self.overhead,
-            ring.per_chunk, CHUNKS, self.max_cells, group.K, **self.sizes,
-        )  # fmt: skip
+    def data(self, ring: Any) -> tuple[Tensor, ...]:
+        return ring.words, ring.target, ring.lengths
+
+    def ends(self, group: Any) -> tuple[int, ...]:
+        return group.ring.per_chunk, CHUNKS, self.max_cells

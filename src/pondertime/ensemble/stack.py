@@ -32,8 +32,7 @@ class Ensemble(nn.Module):
         states = [network.state_dict() for network in networks]
         if any({k: v.shape for k, v in s.items()} != {k: v.shape for k, v in states[0].items()} for s in states):
             raise ValueError("networks of an ensemble must have the same shape")
-        rules = {(n.epsilon, n.max_steps, n.force_steps) for n in networks}
-        if len(rules) > 1:
+        if len({rules_of(network) for network in networks}) > 1:
             raise ValueError("networks of an ensemble must halt by the same rules")
         # A container for each module, so that the names are those of one network.
         for name in states[0]:
@@ -92,11 +91,16 @@ class Ensemble(nn.Module):
         return out.y.transpose(0, 1), Ponder(steps, remainder, rho, rho.sum(0))
 
 
+def rules_of(network: ACT) -> tuple[object, ...]:
+    """What networks that run at once must have in common besides their shape."""
+    return network.epsilon, network.max_steps, network.force_steps
+
+
 def stacks(networks: Sequence[ACT], most: int) -> Iterator[tuple[list[int], ACT | Ensemble]]:
     """Networks that halt by the same rules at once, at most so many, with their places; one alone as it is."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for e, network in enumerate(networks):
-        alike.setdefault((network.epsilon, network.max_steps, network.force_steps), []).append(e)
+        alike.setdefault(rules_of(network), []).append(e)
     for places in alike.values():
         for first in range(0, len(places), most):
             here = places[first : first + most]

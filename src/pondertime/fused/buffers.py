@@ -11,7 +11,16 @@ from pondertime.fused.common import GRU, LSTM, CellKind
 # Bytes that are kept for later, of all segments that nobody uses.
 KEPT = 64 * 2**20
 
-_free: dict[tuple[object, ...], list["Buffers"]] = {}
+
+class Pool:
+    """Segments that nobody uses, by their shape, and how many bytes they hold."""
+
+    def __init__(self) -> None:
+        self.free: dict[tuple[object, ...], list[Buffers]] = {}
+        self.held = 0
+
+
+pool = Pool()
 
 
 class Buffers:
@@ -36,6 +45,7 @@ class Buffers:
         if kind is GRU:
             self.inner, self.sigmoids = like.new_empty(room, m, H), self.sums[:, :, : 2 * H].unbind()
         self.has_grads = False
+        self.nbytes = 2 * (1 + kind.slots) * self.states.nbytes  # about, derivatives included
 
     def grads(self) -> None:
         """Memory for the derivatives, once."""
@@ -63,24 +73,23 @@ class Buffers:
 
     def give_back(self) -> None:
         """Nobody needs what is in it any more."""
-        if sum(b.nbytes for free in list(_free.values()) for b in list(free)) + self.nbytes <= KEPT:
-            _free.setdefault(self.key, []).append(self)
-
-    @property
-    def nbytes(self) -> int:
-        """About how much memory it holds, derivatives included."""
-        return 2 * (1 + self.kind.slots) * self.states.nbytes
+        if pool.held + self.nbytes <= KEPT:
+            pool.held += self.nbytes
+            pool.free.setdefault(self.key, []).append(self)
 
 
 def lend(kind: CellKind, like: Tensor, room: int) -> Buffers:
     """Memory for a segment of ``room`` updates of states ``[leaves, m, H]``."""
     key = (kind, like.shape, like.dtype, like.device, room)
     try:
-        return _free[key].pop()
+        buffers = pool.free[key].pop()
     except (KeyError, IndexError):
         return Buffers(key, kind, like, room)
+    pool.held -= buffers.nbytes
+    return buffers
 
 
 def forget() -> None:
     """Free what is kept for later."""
-    _free.clear()
+    pool.free.clear()
+    pool.held = 0

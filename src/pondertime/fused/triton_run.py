@@ -18,7 +18,9 @@ from pondertime.fused.common import (
     Inputs,
     Outputs,
     Rules,
+    by_look_up,
     by_read_out,
+    look_up,
     read_out,
 )
 from pondertime.fused.triton_tape import EXTRA
@@ -134,14 +136,11 @@ class Run:
     def project(self) -> Tensor:
         """W_x x_t for all t, without biases."""
         i = self.inputs
+        if not i.x.is_floating_point():
+            return look_up(i)
         weight = i.weight_ih[..., :-1]
         if not self.rules.stacked:
-            if not i.x.is_floating_point():
-                return weight.t()[i.x.long()]
             return torch.mm(i.x.reshape(self.T * self.B, -1), weight.t())
-        if not i.x.is_floating_point():
-            networks = torch.arange(self.E, device=self.device).view(-1, 1, 1)
-            return weight.transpose(1, 2)[networks, i.x.long()]
         return torch.bmm(i.x.reshape(self.E, self.T * self.B, -1), weight.transpose(1, 2))
 
     def outputs(self) -> Outputs:
@@ -242,9 +241,7 @@ class Run:
             if x:
                 d_x = torch.bmm(d_xw, i.weight_ih.view(E, X, size)[:, :, :-1])
         else:
-            columns = d_weight.new_zeros(E, size - 1, X)
-            columns.scatter_add_(1, i.x.long().reshape(E, -1, 1).expand(-1, -1, X), d_xw)
-            d_weight[:, :, :-1] = columns.transpose(1, 2)
+            by_look_up(i, d_xw, d_weight)
         return d_weight.view(i.weight_ih.shape), None if d_x is None else d_x.view(i.x.shape)
 
 

@@ -1,0 +1,67 @@
+"""What the commands print: results in a line, tables, single sequences."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from pondertime.config import TrainConfig
+
+
+def show_times(rows: list[dict[str, Any]]) -> None:
+    """One line a mode, one column a contestant."""
+    from rich.console import Console
+    from rich.table import Table
+
+    names = list(dict.fromkeys(row["contestant"] for row in rows))
+    table = Table("", *names, box=None)
+    for mode in dict.fromkeys((row["mode"], row["halting"], row["unit"]) for row in rows):
+        found = {row["contestant"]: row for row in rows if (row["mode"], row["halting"], row["unit"]) == mode}
+        cells = [measured(found[n]) if n in found else "" for n in names]
+        table.add_row(", ".join(mode), *cells)
+    Console(width=150).print(table)
+
+
+def measured(row: dict[str, Any]) -> str:
+    """A value and its ratio, where it has one."""
+    ratio = "" if row["ratio"] is None else f" ({row['ratio']:.2f})"
+    return f"{row['value']:.2f}{ratio}"
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+    from pondertime.progress import console
+
+    with console.status(text):
+        yield
+
+
+def describe(config: TrainConfig, result: dict[str, Any]) -> str:
+    """A result in one line."""
+    if config.task == "wikipedia":
+        numbers = f"{result['bpc']:.3f} bits per character ({result['bpc_held_out']:.3f} held out)"
+    else:
+        numbers = f"error {result['error']:.2%} ± {result['error_se']:.2%}, per target {result['target_error']:.2%}"
+    return f"{config.name}: {numbers}, ponder {result['steps']:.2f} (rho {result['rho']:.2f})"
+
+
+def show_curve(curve: list[dict[str, Any]]) -> None:
+    """Error and ponder against difficulty, at most sixteen lines."""
+    if not curve:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("difficulty", "error", "ponder", box=None)
+    for row in curve[:: max(1, len(curve) // 16)]:
+        table.add_row(str(row["difficulty"]), f"{row['error']:.1%}", f"{row['steps']:.2f}")
+    Console().print(table)
+
+
+def show_trace(trace: dict[str, Any]) -> None:
+    """One sequence: inputs, answers and updates of each step."""
+    for name in ("input", "output", "steps"):
+        say(f"{name:>7}  " + " ".join(str(v) for v in trace[name][:40]))
