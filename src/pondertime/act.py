@@ -212,23 +212,28 @@ class ACT(nn.Module):
             raise ValueError(f"{name}: expected the cell's type {expected}, got {a.dtype}")
 
     def _run(self, seqs: sequences.Sequences, recorder: Any = None) -> Result:
-        state = seqs.state
+        backend, state = self.resolve(seqs.x.device), seqs.state
         if state is None:
-            state = initial_state(self.cell, self.spec, seqs.x.shape[1])
+            # The fused path has zeros of its own.
+            if not backend.startswith("fused") or self.spec.initial_state is not None:
+                state = initial_state(self.cell, self.spec, seqs.x.shape[1])
         elif is_torch_cell(self.cell):
             check_same(initial_state(self.cell, self.spec, seqs.x.shape[1]), state, "state")
             for leaf in tree_leaves(state):
                 self._check_type("state", leaf)
-        return BACKENDS[self.resolve(seqs.x.device)](self, seqs.x, state, seqs.lengths, recorder)
+        return BACKENDS[backend](self, seqs.x, state, seqs.lengths, recorder)
 
     def resolve(self, device: torch.device | str) -> str:
         """The name of the backend that serves calls on ``device``."""
         return resolve(self, self.backend, self.compact, torch.device(device), self.halt.weight.dtype)
 
     def _lay_out(self, seqs: sequences.Sequences, result: Result) -> ACTOutput:
-        rho = result.steps + result.remainder
-        steps, remainder, rho_t = map(seqs.per_step, (result.steps, result.remainder, rho))
-        ponder = Ponder(steps, remainder, rho_t, seqs.per_sequence(rho.sum(0)))
+        rho, cost = result.rho, result.cost
+        if rho is None:
+            rho = result.steps + result.remainder
+            cost = rho.sum(0)
+        steps, remainder, rho = map(seqs.per_step, (result.steps, result.remainder, rho))
+        ponder = Ponder(steps, remainder, rho, seqs.per_sequence(cost))
         return ACTOutput(seqs.output(result.output), seqs.per_sequence(result.state), ponder)
 
     @classmethod

@@ -10,7 +10,6 @@ from torch.optim.adam import adam
 
 from pondertime.act import ACT
 from pondertime.batches import SUMS, Batches, Interval, measure_every
-from pondertime.cells import initial_state
 from pondertime.config import Diverged, TrainConfig
 from pondertime.ensemble import Ensemble
 from pondertime.fused.common import Grads, Inputs, Rules
@@ -216,8 +215,7 @@ class Learner:
             )
         if lengths is not None and int(lengths.min()) == self.task.steps:
             lengths = None
-        state = initial_state(self.network.cell, self.network.spec, batch.input.shape[1])
-        return prepare(self.network, batch.input, state, lengths)
+        return prepare(self.network, batch.input, None, lengths)
 
     def check(self, i: int, loss: Tensor, gradient: Tensor) -> None:
         """Clip each network's gradient, and give one up whose loss or gradient is not finite."""

@@ -30,6 +30,8 @@ class Result(NamedTuple):
     state: State
     steps: Tensor  # [T, B]
     remainder: Tensor  # [T, B]
+    rho: Any = None  # [T, B], where the backend makes it; then cost too
+    cost: Any = None  # [B]
 
 
 def ponder_dense(

@@ -86,9 +86,8 @@ class Ensemble(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Ponder]:
         """Inputs ``[T, E, B, I]`` (or int ``[T, E, B]``), lengths ``[E, B]``; outputs ``[T, E, B, O]``."""
         out = fused_networks(*self.prepare(x, lengths), plain=self.plain)
-        steps, remainder = out.steps.transpose(0, 1), out.remainder.transpose(0, 1)
-        rho = steps + remainder
-        return out.y.transpose(0, 1), Ponder(steps, remainder, rho, rho.sum(0))
+        steps, remainder, rho = (a.transpose(0, 1) for a in (out.steps, out.remainder, out.rho))
+        return out.y.transpose(0, 1), Ponder(steps, remainder, rho, out.cost)
 
 
 def rules_of(network: ACT) -> tuple[object, ...]:

@@ -83,6 +83,15 @@ class Outputs(NamedTuple):
     c: Tensor | None
     steps: Tensor  # [E, T, B]
     remainder: Tensor  # [E, T, B]
+    rho: Any = None  # [E, T, B]; None, and cost too: nobody has made them yet
+    cost: Any = None  # [E, B]
+
+    def whole(self) -> "Outputs":
+        """With rho = N + R and its sum over a sequence."""
+        if self.rho is not None:
+            return self
+        rho = self.steps + self.remainder
+        return self._replace(rho=rho, cost=rho.sum(-2))
 
 
 class Grads(NamedTuple):
@@ -92,6 +101,14 @@ class Grads(NamedTuple):
     h: Tensor | None = None
     c: Tensor | None = None
     remainder: Tensor | None = None
+
+    @staticmethod
+    def by_outputs(d_y: Any, d_h: Any, d_c: Any, d_remainder: Any, d_rho: Any, d_cost: Any, T: int) -> "Grads":
+        """From those by all results: R is in rho and in the cost as well."""
+        if d_cost is not None:
+            d_cost = d_cost.unsqueeze(-2).expand(*d_cost.shape[:-1], T, d_cost.shape[-1])
+        there = [a for a in (d_remainder, d_rho, d_cost) if a is not None]
+        return Grads(d_y, d_h, d_c, sum(there[1:], there[0]) if there else None)
 
     def filled(self, i: Inputs, T: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """All of them as tensors; that by c where there is one."""

@@ -1,5 +1,6 @@
 """The fused path as one differentiable function, and as a backend of ACT."""
 
+import functools
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Fused(torch.autograd.Function):
     def forward(ctx, rules: Rules, plain: bool, *tensors: Any):
         run = make_run(Inputs(*tensors), rules, plain=plain, keep=True)
         # A result must not be held by what it holds: that would never be freed.
-        outputs, run.out = tuple(run.out), None
+        outputs, run.out = tuple(run.out.whole()), None
         ctx.run, ctx.options = run, (rules, plain)
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(outputs[3])
@@ -59,14 +60,14 @@ class Fused(torch.autograd.Function):
         return None, None, *made
 
     @staticmethod
-    def once(ctx: Any, d_y: Any, d_h: Any, d_c: Any, _: Any, d_remainder: Any) -> Inputs:
+    def once(ctx: Any, d_y: Any, d_h: Any, d_c: Any, _: Any, *d_ponder: Any) -> Inputs:
         rules, plain = ctx.options
         inputs = Inputs(*ctx.saved_tensors)
         run, ctx.run = ctx.run, None
         if run is None:
             # The tape was used up by a backward pass that kept the graph: make it again.
             run = make_run(inputs, rules, plain=plain, keep=True)
-        return run.backward(Grads(d_y, d_h, d_c, d_remainder), x=ctx.needs_input_grad[2])
+        return run.backward(Grads.by_outputs(d_y, d_h, d_c, *d_ponder, T=run.T), x=ctx.needs_input_grad[2])
 
 
 class Twice(torch.autograd.Function):
@@ -85,12 +86,19 @@ def fused_networks(inputs: Inputs, rules: Rules, *, plain: bool = False) -> Outp
     """E networks at once; differentiable where any input asks for it."""
     keep = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in inputs)
     if not keep:
-        return make_run(inputs, rules, plain=plain, keep=False).out
+        return make_run(inputs, rules, plain=plain, keep=False).out.whole()
     return Outputs(*Fused.apply(rules, plain, *inputs))
 
 
-def prepare(net: Network, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Inputs, Rules]:
-    """The tensors and the rules of a call on ``x [T, B, I]`` (or int ``[T, B]``)."""
+@functools.lru_cache(maxsize=16)
+def zeros(B: int, H: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The first state, which nobody writes to."""
+    with torch.inference_mode(False):
+        return torch.zeros(B, H, dtype=dtype, device=device)
+
+
+def prepare(net: Network, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Inputs, Rules]:
+    """The tensors and the rules of a call on ``x [T, B, I]`` (or int ``[T, B]``), from zeros where no state is given."""
     kind, cell = kind_of(net.cell), net.cell
     if lengths is not None:
         lengths = lengths.to(x.device)
@@ -98,6 +106,9 @@ def prepare(net: Network, x: Tensor, state: State, lengths: Tensor | None) -> tu
         x = torch.where(present.unsqueeze(-1) if x.is_floating_point() else present, x, torch.zeros_like(x))
         lengths = lengths.unsqueeze(0)
     biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
+    if state is None:
+        state = zeros(x.shape[1], cell.hidden_size, cell.weight_hh.dtype, cell.weight_hh.device)
+        state = (state, state) if kind.leaves == 2 else state
     h, c = state if kind.leaves == 2 else (state, None)
     # A read-out that is watched, or of another type, is called; any other is one more product of the loop.
     output: Any = net.output
@@ -123,11 +134,11 @@ def fused(
     else:
         with torch.no_grad():
             run = make_run(inputs, rules, plain=plain, keep=True, seen=True)
-        out = run.out
+        out = run.out.whole()
         for u in run.trace():
             record(u.t, None)(u.n, u.rows, u.prob, u.p, u.visible)
     final = (out.h, out.c) if out.c is not None else out.h
-    result = Result(out.y, final, out.steps, out.remainder)
+    result = Result(out.y, final, out.steps, out.remainder, out.rho, out.cost)
     return result if inputs.weight_y is not None else read_out_after(net, result, padded=lengths is not None)
 
 
