@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import pondertime as pt
 from compare import assert_same
+from pondertime import backends
 from pondertime.ensemble.stack import Ensemble
 from pondertime.fused import function
 from zoo import differentiate, make, random_state, weighted
@@ -86,6 +87,42 @@ def compare(kind: str, sizes: tuple[int, int, int, int], device: str, *, lengths
     return expected.ponder.steps
 
 
+def compare_half(kind: str, sizes: tuple[int, int, int, int], device: str, *, lengths: list[int], integers: bool) -> None:
+    """Assert that bfloat16 products under autocast stay near the reference in float64.
+
+    The halting unit hardly sees the state, so that no rounding can flip N.
+    """
+    T, B, inputs, H = sizes
+    torch.manual_seed(0)
+    net = make(kind, inputs, H, max_steps=9).float()
+    with torch.no_grad():
+        net.halt.weight.mul_(0.02)
+        net.halt.bias.fill_(-0.8)
+    x = torch.randint(0, inputs, (T, B)) if integers else torch.randn(T, B, inputs)
+    state, rows = in_single(random_state(kind, B, H), "cpu"), torch.tensor(lengths)
+
+    def run(net: Any, x: Any, state: Any) -> Any:
+        net.zero_grad()
+        result = net(x, state, rows)
+        total = weighted(tree_map(lambda a: a.cpu().double() if a.is_floating_point() else a.cpu(), tuple(result)))
+        total.backward()
+        return result, {k: p.grad.cpu().double() for k, p in net.named_parameters()}
+
+    net.backend = "reference"
+    wide = [a.double() if a.is_floating_point() else a for a in (x, *tree_leaves(state))]
+    expected, gradients = run(net.double(), wide[0], tuple(wide[1:]) if len(wide) > 2 else wide[1])
+    net = net.float().to(device)
+    net.backend = "fused"
+    with torch.autocast(device, torch.bfloat16):
+        result, found = run(net, x.to(device), in_single(state, device))
+    assert result.output.dtype == torch.bfloat16
+    assert result.ponder.remainder.dtype == result.ponder.cost.dtype == torch.float32
+    assert all(a.dtype == torch.float32 for a in tree_leaves(result.state))
+    assert torch.equal(result.ponder.steps.cpu(), expected.ponder.steps)
+    assert_same(tree_map(to_cpu, tuple(result)), tuple(expected), torch.bfloat16)
+    assert_same(found, gradients, torch.bfloat16)
+
+
 def compare_stacked(kind: str, device: str, E: int = 3) -> None:
     """Assert that stacked networks compute what each does alone: outputs, N and every gradient."""
     torch.manual_seed(0)
@@ -119,6 +156,7 @@ def to_cpu(a: Any) -> Any:
 def main(kinds: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         poison(patch)
+        patch.setattr(backends, "autocast_served", lambda device: True)
         for kind in kinds:
             serve_by(patch, "loop", (16, 32, 2, 16, 1))
             compare(kind, (2, 3, 3, 17), "cpu", lengths=[2, 1, 2], max_steps=4)
@@ -129,6 +167,8 @@ def main(kinds: list[str]) -> None:
                 compare_stacked(kind, "cpu")
             compare(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], integers=kind == "gru", max_steps=5)
             compare(kind, (2, 2, 3, 5), "cpu", force_steps=2)
+            # The interpreter's own products do not know bfloat16: the loop is compared on a GPU.
+            compare_half(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], integers=kind == "gru")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from torch import nn
 
 import pondertime as pt
 from compare import assert_same
-from gpu_cases import KINDS, compare, compare_stacked, poison, serve_by
+from gpu_cases import KINDS, compare, compare_half, compare_stacked, poison, serve_by
 
 pytestmark = [
     pytest.mark.gpu,
@@ -92,10 +92,23 @@ def test_tf32_where_torch_allows_it() -> None:
     assert 1e-6 < difference < 5e-3
 
 
+@pytest.mark.parametrize("way", ["loop", "ticks"])
+@pytest.mark.parametrize(("B", "H", "integers"), [(5, 20, False), (33, 130, True), (16, 512, False)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_under_autocast(
+    kind: str, B: int, H: int, integers: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "ticks":
+        serve_by(monkeypatch, way)
+    compare_half(kind, (3, B, 5, H), "cuda", lengths=[1 + 7 * b % 3 for b in range(B)], integers=integers)
+
+
 def test_auto_chooses_it() -> None:
     net = pt.ACT(nn.LSTMCell(4, 5), 1).cuda()
     assert net.resolve("cuda") == "fused"
-    with torch.autocast("cuda"):
+    with torch.autocast("cuda", torch.bfloat16):
+        assert net.resolve("cuda") == "fused"
+    with torch.autocast("cuda", torch.float16):
         assert net.resolve("cuda") == "compact"
     assert net.double().resolve("cuda") == "compact"
 

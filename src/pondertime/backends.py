@@ -45,6 +45,13 @@ def why_not_kernels(device: torch.device) -> str | None:
     return None
 
 
+def autocast_served(device: torch.device) -> bool:
+    """Whether the fused path computes in the type that autocast asks for, if it does: on a GPU, bfloat16."""
+    if not torch.is_autocast_enabled(device.type):
+        return True
+    return device.type == "cuda" and torch.get_autocast_dtype("cuda") == torch.bfloat16
+
+
 def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the fused path cannot serve a call, None if it can."""
     cell, spec, halt = net.cell, net.spec, net.halt
@@ -64,8 +71,10 @@ def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str
     if device.type not in ("cpu", "cuda"):
         return f"it runs on a CPU or a CUDA device, not on {device.type}"
     types = (torch.float32, torch.float64) if device.type == "cpu" else (torch.float32,)
-    if dtype not in types or torch.is_autocast_enabled(device.type):
-        return f"on {device.type} it computes in {' or '.join(map(str, types))}, not in {dtype} or under autocast"
+    if dtype not in types:
+        return f"on {device.type} it computes in {' or '.join(map(str, types))}, not in {dtype}"
+    if not autocast_served(device):
+        return "under autocast it computes in bfloat16 on a GPU, and nothing else"
     if torch.compiler.is_compiling():
         return "torch.compile cannot look into it"
     return why_not_compact(device)

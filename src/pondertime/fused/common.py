@@ -42,6 +42,7 @@ class Rules:
     force_steps: int | None
     lengths: Tensor | None  # [E, B] int64, None: all of length T
     stacked: bool = False  # whether results have an axis E
+    half: bool = False  # whether products are made in bfloat16
 
     def __post_init__(self) -> None:
         if self.lengths is not None:

@@ -98,7 +98,7 @@ def zeros(B: int, H: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def prepare(net: Network, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Inputs, Rules]:
-    """The tensors and the rules of a call on ``x [T, B, I]`` (or int ``[T, B]``), from zeros where no state is given."""
+    """The tensors and the rules of a call on ``x [T, B, I]`` (or int ``[T, B]``); no state is one of zeros."""
     kind, cell = kind_of(net.cell), net.cell
     if lengths is not None:
         lengths = lengths.to(x.device)
@@ -110,12 +110,16 @@ def prepare(net: Network, x: Tensor, state: State | None, lengths: Tensor | None
         state = zeros(x.shape[1], cell.hidden_size, cell.weight_hh.dtype, cell.weight_hh.device)
         state = (state, state) if kind.leaves == 2 else state
     h, c = state if kind.leaves == 2 else (state, None)
+    half = torch.is_autocast_enabled(x.device.type)
+    if half:
+        # States, sums and the tape stay float32.
+        x, h, c = (a if a is None or not a.is_floating_point() else a.float() for a in (x, h, c))
     # A read-out that is watched, or of another type, is called; any other is one more product of the loop.
     output: Any = net.output
     inside = output is not None and not hooked(output) and output.weight.dtype == h.dtype and len(output.weight) > 0
     read_out = (output.weight, output.bias) if inside else (None, None)
     inputs = Inputs(x, cell.weight_ih, cell.weight_hh, *biases, net.halt.weight, net.halt.bias, h, c, *read_out)
-    return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths)
+    return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, half=half)
 
 
 def fused(

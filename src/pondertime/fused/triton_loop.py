@@ -25,7 +25,9 @@ from pondertime.fused.triton_math import (
 )
 from pondertime.fused.triton_tape import (
     EXTRA,
+    FLOAT32,
     GRU,
+    HALF,
     LSTM,
     RNN_RELU,
     clear_slots,
@@ -44,24 +46,28 @@ def leading(x):
 
 
 @triton.jit
-def product(a, w, rest, EXACT: tl.constexpr):
+def product(a, w, rest, PRECISION: tl.constexpr):
     """a [KS, BR, KB] times w + rest [KS, KB, BU], summed over KS."""
-    if EXACT:
+    if PRECISION == FLOAT32:
         big = leading(a)
         acc = tl.dot(a - big, w, input_precision="tf32")
         acc = tl.dot(big, rest, acc, input_precision="tf32")
         acc = tl.dot(big, w, acc, input_precision="tf32")
+    elif PRECISION == HALF:
+        acc = tl.dot(a.to(tl.bfloat16), w)
     else:
         acc = tl.dot(a, w, input_precision="tf32")
     return tl.sum(acc, 0)
 
 
 @triton.jit
-def take_weight(at, inside, EXACT: tl.constexpr):
+def take_weight(at, inside, PRECISION: tl.constexpr):
     """A block of weights, and what tensor cores would not see of it."""
     w = tl.load(at, mask=inside, other=0.0)
+    if PRECISION == HALF:
+        w = w.to(tl.bfloat16)
     rest = w
-    if EXACT:
+    if PRECISION == FLOAT32:
         big = leading(w)
         rest = w - big
         w = big
@@ -70,17 +76,19 @@ def take_weight(at, inside, EXACT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "limit", "capacity"])
 def forward_kernel(
-    xw, flag, flag_stride, flag_size, weight, bias_ih, bias_hh, halt, halt_bias, lengths, h_in, c_in,
-    mean_out, h_out, c_out, steps_out, remainder, work, tape, counts, counters,
-    T, B, H, X, limit, threshold, capacity,
+    xw, x, flag, flag_stride, flag_size, weight, bias_ih, bias_hh, halt, halt_bias, lengths, h_in, c_in,
+    mean_out, h_out, c_out, steps_out, remainder, rho_out, cost_out, work, tape, counts, counters,
+    T, B, H, X, limit, threshold, capacity, wide, mean_wide,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr,
     BIAS: tl.constexpr, FORCED: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, KS: tl.constexpr, KB: tl.constexpr,
-    CG: tl.constexpr, CGP: tl.constexpr, EXACT: tl.constexpr,
+    CG: tl.constexpr, CGP: tl.constexpr, PRECISION: tl.constexpr, XI: tl.constexpr, BX: tl.constexpr,
 ):  # fmt: skip
     """Forward.
 
-    ``counts``: updates made by each row group, then N of all steps and rows; ``counters``: two for each row group,
-    zeros before and after. ``work``: states [E, 4, B, H] (s^n in turns of two, then s_t in turns), the programs'
+    ``mean_wide``: the width of a row of the mean, H or more; then a one comes after the state. ``wide``: that of the
+    tape's prev, with the XI numbers of x_t. ``counts``: updates made by each row group, then N of all steps and rows;
+    ``counters``: two for each row group, zeros before and after.
+    ``work``: states [E, 4, B, H] (s^n in turns of two, then s_t in turns), the programs'
     shares of the logit [E, RG, 2, CG, BR].
     """
     g, rg, e = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -91,7 +99,7 @@ def forward_kernel(
     place = row.to(tl.int64) * H
     plane = tl.cast(B * H, tl.int64)
     xw += e.to(tl.int64) * T * B * X
-    mean_out += e * T * plane
+    mean_out += e.to(tl.int64) * T * B * mean_wide
     weight += e.to(tl.int64) * GATES * H * H
     flag += e.to(tl.int64) * flag_size
     networks = tl.num_programs(2)
@@ -100,7 +108,7 @@ def forward_kernel(
     counter = counters + 2 * (e * groups + rg)
     steps = counts + networks * groups
     all_rows = networks.to(tl.int64) * groups * capacity * BR
-    prev, gates, prev_c, prob, weights = tape_parts(tape, all_rows, H, CELL, SLOTS)
+    prev, gates, prev_c, prob, weights = tape_parts(tape, all_rows, wide, H, CELL, SLOTS)
     bias_h = tl.load(halt_bias + e)
     length = tl.where(real, T, 0)
     if RAGGED:
@@ -118,13 +126,13 @@ def forward_kernel(
     k_right = blocks[:, None, None] + k[None, :, None]
     right = weight + j[None, None, :] * H + k_right
     right_ok = column[None, None, :] & (k_right < H)
-    w0, rest0 = take_weight(right, right_ok, EXACT)
+    w0, rest0 = take_weight(right, right_ok, PRECISION)
     w1, rest1, w2, rest2, w3, rest3 = w0, rest0, w0, rest0, w0, rest0
     if GATES > 1:
-        w1, rest1 = take_weight(right + H * H, right_ok, EXACT)
-        w2, rest2 = take_weight(right + 2 * H * H, right_ok, EXACT)
+        w1, rest1 = take_weight(right + H * H, right_ok, PRECISION)
+        w2, rest2 = take_weight(right + 2 * H * H, right_ok, PRECISION)
     if GATES > 3:
-        w3, rest3 = take_weight(right + 3 * H * H, right_ok, EXACT)
+        w3, rest3 = take_weight(right + 3 * H * H, right_ok, PRECISION)
     f = flag + j * flag_stride
     f0 = tl.load(f, mask=column, other=0.0)
     f1, f2, f3 = f0, f0, f0
@@ -153,6 +161,9 @@ def forward_kernel(
     if CELL == LSTM:
         c_t = tl.load(c_in + e * plane + own, mask=ok, other=0.0)
     full = tl.load(h_in + e * plane + left, mask=left_ok, other=0.0)
+    i = g * BX + tl.arange(0, BX)
+    given_x = tl.zeros([BR, BX], tl.float32)
+    cost = tl.zeros([BR], tl.float32)
     target = 0
     u = 0
     for t in range(T):
@@ -171,6 +182,9 @@ def forward_kernel(
             x2 = tl.load(at + 2 * H, mask=ok, other=0.0) + b2[None, :]
         if GATES > 3:
             x3 = tl.load(at + 3 * H, mask=ok, other=0.0) + b3[None, :]
+        if XI > 0:
+            at = x + ((e * T + t).to(tl.int64) * B + row)[:, None] * XI + i[None, :]
+            given_x = tl.load(at, mask=real[:, None] & (i < XI)[None, :], other=0.0)
         s0, c0 = s_t, c_t
         n = 0
         while tl.max(running.to(tl.int32), 0) > 0:
@@ -180,17 +194,17 @@ def forward_kernel(
             slot = ((e * capacity + u).to(tl.int64) * groups + rg) * BR + r
             kept = u < capacity
             live = running[:, None]
-            a0 = x0 + first * f0[None, :] + product(full, w0, rest0, EXACT)
+            a0 = x0 + first * f0[None, :] + product(full, w0, rest0, PRECISION)
             a1, a2, a3, c = a0, a0, a0, c0
             if CELL == LSTM:
-                a1 = x1 + first * f1[None, :] + product(full, w1, rest1, EXACT)
-                a2 = x2 + first * f2[None, :] + product(full, w2, rest2, EXACT)
-                a3 = x3 + first * f3[None, :] + product(full, w3, rest3, EXACT)
+                a1 = x1 + first * f1[None, :] + product(full, w1, rest1, PRECISION)
+                a2 = x2 + first * f2[None, :] + product(full, w2, rest2, PRECISION)
+                a3 = x3 + first * f3[None, :] + product(full, w3, rest3, PRECISION)
                 a0, a1, a2, a3, c = lstm_forward(a0, a1, a2, a3, c0)
                 s = a3 * tanh(c)
             elif CELL == GRU:
-                a1 = x1 + first * f1[None, :] + product(full, w1, rest1, EXACT)
-                a2 = b_n[None, :] + product(full, w2, rest2, EXACT)
+                a1 = x1 + first * f1[None, :] + product(full, w1, rest1, PRECISION)
+                a2 = b_n[None, :] + product(full, w2, rest2, PRECISION)
                 a0, a1, a3, s = gru_forward(a0, a1, a2, x2 + first * f2[None, :], s0)
             else:
                 s = rnn_forward(a0, CELL == RNN_RELU)
@@ -208,7 +222,10 @@ def forward_kernel(
             if KEEP:
                 keep = column[None, :] & kept
                 # Numbers of rows that do not run meet a derivative of 0 and must be finite.
-                tl.store(prev + slot[:, None] * (H + EXTRA) + j[None, :], tl.where(live, s0, 0.0), mask=keep)
+                tl.store(prev + slot[:, None] * wide + j[None, :], tl.where(live, s0, 0.0), mask=keep)
+                if XI > 0:
+                    to = prev + slot[:, None] * wide + H + 1 + i[None, :]
+                    tl.store(to, given_x, mask=(i < XI)[None, :] & kept)
                 to = gates + slot[:, None] * (SLOTS * H + EXTRA) + j[None, :]
                 tl.store(to, a0, mask=keep)
                 if GATES > 1:
@@ -236,14 +253,17 @@ def forward_kernel(
                 mine = kept & (g == 0)
                 tl.store(prob + slot, h, mask=mine)
                 tl.store(weights + slot, tl.where(running, p, 0.0), mask=mine)
-                tl.store(prev + slot * (H + EXTRA) + H, tl.where(slot >= 0, 1.0, 0.0), mask=mine)
-                tl.store(prev + slot * (H + EXTRA) + H + 1, first + tl.zeros([BR], tl.float32), mask=mine)
-                tl.store(prev + slot * (H + EXTRA) + H + 2, tl.where(slot >= 0, 1.0, 0.0), mask=mine)
+                ones = tl.zeros([BR], tl.float32) + 1.0
+                tl.store(prev + slot * wide + H, ones, mask=mine)
+                tl.store(prev + slot * wide + H + 1 + XI, first * ones, mask=mine)
+                tl.store(prev + slot * wide + H + 2 + XI, ones, mask=mine)
             s0 = s
             c0 = tl.where(live, c, 0.0)
             running = going
             u += 1
-        tl.store(mean_out + t * plane + own, mean, mask=ok)
+        to = mean_out + (t * B + row).to(tl.int64) * mean_wide
+        tl.store(to[:, None] + j[None, :], mean, mask=ok)
+        tl.store(to + H, here.to(tl.float32), mask=real & (g == 0) & (mean_wide > H))
         s_t = tl.where(here[:, None], mean, s_t)
         if CELL == LSTM:
             c_t = tl.where(here[:, None], mean_c, c_t)
@@ -251,6 +271,9 @@ def forward_kernel(
         tl.store(steps_out + out, N.to(tl.int64), mask=real & (g == 0))
         tl.store(steps + out, N, mask=real & (g == 0))
         tl.store(remainder + out, R, mask=real & (g == 0))
+        rho = N.to(tl.float32) + R
+        tl.store(rho_out + out, rho, mask=real & (g == 0))
+        cost += rho
         if t < T - 1:
             given = states + (2 + t % 2) * plane
             tl.store(given + own, s_t, mask=ok)
@@ -260,6 +283,7 @@ def forward_kernel(
     tl.store(h_out + e * plane + own, s_t, mask=ok)
     if CELL == LSTM:
         tl.store(c_out + e * plane + own, c_t, mask=ok)
+    tl.store(cost_out + e * B + row, cost, mask=real & (g == 0))
     tl.store(counts + e * groups + rg, u, mask=g == 0)
     leave(counter, CG)
 
@@ -267,15 +291,15 @@ def forward_kernel(
 @triton.jit(do_not_specialize=["T", "capacity", "longest", "stride_t", "stride_b"])
 def backward_kernel(
     weight, halt, d_mean, d_h, d_c, d_remainder, stride_t, stride_b, d_xw, h_out, c_out, tape, counts, counters, dots,
-    T, B, H, X, capacity, longest,
-    CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, LAST: tl.constexpr, FORCED: tl.constexpr,
-    BR: tl.constexpr, BU: tl.constexpr, KS: tl.constexpr, KB: tl.constexpr, CG: tl.constexpr, CGP: tl.constexpr,
-    EXACT: tl.constexpr,
+    T, B, H, X, capacity, longest, wide,
+    CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, LAST: tl.constexpr, BY_X: tl.constexpr,
+    FORCED: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, KS: tl.constexpr, KB: tl.constexpr, CG: tl.constexpr,
+    CGP: tl.constexpr, PRECISION: tl.constexpr, XI: tl.constexpr, BX: tl.constexpr,
 ):  # fmt: skip
     """Backward: ``gates`` become derivatives, slots without an update up to ``longest`` zeros.
 
     ``d_h``, ``d_c``: derivatives by the last state, where LAST; ``h_out``, ``c_out``: those by the first.
-    ``stride_t``, ``stride_b``: of d_remainder.
+    ``stride_t``, ``stride_b``: of d_remainder. ``d_xw``: by W_x x_t, where BY_X.
     ``dots [E, capacity, RG, CG, BR]``: the programs' shares of G . s^n.
     """
     g, rg, e = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -288,7 +312,7 @@ def backward_kernel(
     counter = counters + 2 * (e * groups + rg)
     steps = counts + networks * groups
     all_rows = networks.to(tl.int64) * groups * capacity * BR
-    prev, gates, prev_c, prob, weights = tape_parts(tape, all_rows, H, CELL, SLOTS)
+    prev, gates, prev_c, prob, weights = tape_parts(tape, all_rows, wide, H, CELL, SLOTS)
     u = tl.load(counts + e * groups + rg)
     j = g * BU + tl.arange(0, BU)
     column = j < H
@@ -296,7 +320,7 @@ def backward_kernel(
     own = (e * B + row).to(tl.int64)[:, None] * H + j[None, :]
     inside = (r >= 0)[:, None] & column[None, :]
     width = SLOTS * H + EXTRA
-    clear_slots(prev, gates, u, longest, capacity, e, rg, groups, g, j, H, SLOTS, BR, BU)
+    clear_slots(prev, gates, u, longest, capacity, e, rg, groups, g, j, H, wide, SLOTS, BR, BU, XI, BX)
 
     blocks = tl.arange(0, KS) * KB
     k = tl.arange(0, KB)
@@ -305,13 +329,13 @@ def backward_kernel(
     k_right = blocks[:, None, None] + k[None, :, None]
     right = weight + k_right.to(tl.int64) * H + j[None, None, :]
     right_ok = column[None, None, :] & (k_right < H)
-    w0, rest0 = take_weight(right, right_ok, EXACT)
+    w0, rest0 = take_weight(right, right_ok, PRECISION)
     w1, rest1, w2, rest2, w3, rest3 = w0, rest0, w0, rest0, w0, rest0
     if GATES > 1:
-        w1, rest1 = take_weight(right + H * H, right_ok, EXACT)
-        w2, rest2 = take_weight(right + 2 * H * H, right_ok, EXACT)
+        w1, rest1 = take_weight(right + H * H, right_ok, PRECISION)
+        w2, rest2 = take_weight(right + 2 * H * H, right_ok, PRECISION)
     if GATES > 3:
-        w3, rest3 = take_weight(right + 3 * H * H, right_ok, EXACT)
+        w3, rest3 = take_weight(right + 3 * H * H, right_ok, PRECISION)
     w_halt = tl.load(halt + e * H + j, mask=column, other=0.0)
     G = tl.zeros([BR, BU], tl.float32)
     Gc = G
@@ -342,7 +366,7 @@ def backward_kernel(
         slot = ((start + n - 1) * groups + rg) * BR + r
         run = ok & (n <= N)[:, None] & (n > 0)
         a0, a1, a2, a3, s0, s, c = state_of(
-            gates + slot[:, None] * width + j[None, :], prev + slot[:, None] * (H + EXTRA) + j[None, :],
+            gates + slot[:, None] * width + j[None, :], prev + slot[:, None] * wide + j[None, :],
             prev_c + slot[:, None] * H + j[None, :], run, H, CELL, SLOTS,
         )  # fmt: skip
         part = tl.sum(G * s, 1)
@@ -392,7 +416,7 @@ def backward_kernel(
             more = ok & (n - 1 <= N)[:, None] & (n > 1)
             below = slot - groups * BR
             a0, a1, a2, a3, s0, s, c = state_of(
-                gates + below[:, None] * width + j[None, :], prev + below[:, None] * (H + EXTRA) + j[None, :],
+                gates + below[:, None] * width + j[None, :], prev + below[:, None] * wide + j[None, :],
                 prev_c + below[:, None] * H + j[None, :], more, H, CELL, SLOTS,
             )  # fmt: skip
             if not FORCED:
@@ -403,27 +427,28 @@ def backward_kernel(
             target += CG
             wait_for_all(counter, target, CG)
             left = gates + (slot * width)[None, :, None] + k_left
-            D = product(tl.load(left, mask=left_ok, other=0.0), w0, rest0, EXACT)
+            D = product(tl.load(left, mask=left_ok, other=0.0), w0, rest0, PRECISION)
             if GATES > 1:
-                D += product(tl.load(left + H, mask=left_ok, other=0.0), w1, rest1, EXACT)
-                D += product(tl.load(left + 2 * H, mask=left_ok, other=0.0), w2, rest2, EXACT)
+                D += product(tl.load(left + H, mask=left_ok, other=0.0), w1, rest1, PRECISION)
+                D += product(tl.load(left + 2 * H, mask=left_ok, other=0.0), w2, rest2, PRECISION)
             if GATES > 3:
-                D += product(tl.load(left + 3 * H, mask=left_ok, other=0.0), w3, rest3, EXACT)
+                D += product(tl.load(left + 3 * H, mask=left_ok, other=0.0), w3, rest3, PRECISION)
             if CELL == GRU:
                 D += Dc
             n -= 1
         G = tl.where(here[:, None], D, G)
         if CELL == LSTM:
             Gc = tl.where(here[:, None], Dc, Gc)
-        to = d_xw + at[:, None] * X + j[None, :]
-        tl.store(to, x0, mask=ok)
-        if SLOTS > 1:
-            tl.store(to + H, x1, mask=ok)
-        if CELL == LSTM:
-            tl.store(to + 2 * H, x2, mask=ok)
-            tl.store(to + 3 * H, x3, mask=ok)
-        elif CELL == GRU:
-            tl.store(to + 2 * H, x3, mask=ok)
+        if BY_X:
+            to = d_xw + at[:, None] * X + j[None, :]
+            tl.store(to, x0, mask=ok)
+            if SLOTS > 1:
+                tl.store(to + H, x1, mask=ok)
+            if CELL == LSTM:
+                tl.store(to + 2 * H, x2, mask=ok)
+                tl.store(to + 3 * H, x3, mask=ok)
+            elif CELL == GRU:
+                tl.store(to + 2 * H, x3, mask=ok)
     tl.store(h_out + own, G, mask=ok)
     if CELL == LSTM:
         tl.store(c_out + own, Gc, mask=ok)

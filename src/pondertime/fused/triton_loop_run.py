@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import Inputs, Outputs, Rules, Update
+from pondertime.fused.common import GRU, Inputs, Outputs, Rules, Update
 from pondertime.fused.triton_loop import backward_kernel, forward_kernel
-from pondertime.fused.triton_run import Run
+from pondertime.fused.triton_run import EXTRAS, Plan, Run, plan_of
+from pondertime.fused.triton_tape import FLOAT32, HALF, TF32
 
 # Bytes of a program's shared memory that are not for weights and states.
 RESERVED = 24 * 1024
@@ -32,7 +33,7 @@ class Blocks:
 
 
 @functools.cache
-def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int) -> Blocks | None:
+def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int, precision: int) -> Blocks | None:
     """Blocks with which all programs are on the device at once and keep their weights, None where there are none."""
     BR, HP = 16, max(16, 1 << (H - 1).bit_length())
     room, shared = 1, 200 * 1024
@@ -40,10 +41,12 @@ def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int) -> Bloc
         properties: Any = torch.cuda.get_device_properties(device)
         room = properties.multi_processor_count // (E * -(-B // BR))
         shared = properties.shared_memory_per_block_optin - RESERVED
+    # Of a weight: itself and its rest, itself, or half of it.
+    size = {FLOAT32.value: 8, TF32.value: 4, HALF.value: 2}[precision]
     KS = min(4 if gates == 1 else 8, HP // 16)
     for BU in (16, 32, 64, 128) if gates == 1 else (8, 16, 32, 64):
         CG = -(-H // BU)
-        if max(1, room) >= CG and 4 * HP * (2 * BU * gates + 2 * BR) <= shared:
+        if max(1, room) >= CG and size * HP * (BU * gates + BR) <= shared:
             return Blocks(BR, BU, KS, HP // KS, CG)
     return None
 
@@ -56,26 +59,36 @@ def counters(device: torch.device) -> Tensor:
     return _counters[key]
 
 
-def precise() -> bool:
-    """Whether products are those of float32: what torch's own do, by either way to say so."""
-    return torch.backends.cuda.matmul.fp32_precision != "tf32"
+class LoopPlan:
+    """How the loop of a plan is cut, for a pass that keeps a tape and one that does not."""
+
+    def __init__(self, plan: Plan, blocks: Blocks, *, keep: bool) -> None:
+        # x on the tape: its product comes with that of the states. A GRU's input sees other derivatives than its state.
+        small = plan.floating and 0 < plan.features <= plan.H
+        self.inside = plan.features if keep and small and plan.kind is not GRU else 0
+        self.extra = -(-(3 + self.inside) // 4) * 4
+        self.groups = -(-plan.B // blocks.BR)
+        self.sizes = {
+            "BR": blocks.BR, "BU": blocks.BU, "KS": blocks.KS, "KB": blocks.KB, "CG": blocks.CG,
+            "CGP": 1 << (blocks.CG - 1).bit_length(), "PRECISION": plan.precision, "XI": self.inside,
+            "BX": 1 << (-(-max(4, self.inside) // blocks.CG) - 1).bit_length(),
+        }  # fmt: skip
+        self.options: dict[str, Any] = {"num_warps": blocks.warps}
+        if blocks.CG > 1:
+            self.options["launch_cooperative_grid"] = True
+        self.grid = (blocks.CG, self.groups, plan.E)
 
 
 class LoopRun(Run):
     """One launch forward, one backward."""
 
     def __init__(self, inputs: Inputs, rules: Rules, blocks: Blocks, *, keep: bool, seen: bool = False) -> None:
-        exact = precise()
-        super().__init__(inputs, rules, keep=keep or seen, key=(blocks, exact))
-        self.blocks, self.groups = blocks, -(-self.B // blocks.BR)
-        self.sizes = {
-            "BR": blocks.BR, "BU": blocks.BU, "KS": blocks.KS, "KB": blocks.KB, "CG": blocks.CG,
-            "CGP": 1 << (blocks.CG - 1).bit_length(), "EXACT": exact,
-        }  # fmt: skip
-        self.launch: dict[str, Any] = {"num_warps": blocks.warps}
-        if blocks.CG > 1:
-            self.launch["launch_cooperative_grid"] = True
-        self.grid = (blocks.CG, self.groups, self.E)
+        plan = plan_of(inputs, rules, blocks, keep or seen)
+        super().__init__(inputs, rules, plan, keep=keep or seen)
+        if plan.cut is None:
+            plan.cut = LoopPlan(plan, blocks, keep=self.keep)
+        self.blocks, self.cut = blocks, plan.cut
+        self.inside, self.extra, self.groups = self.cut.inside, self.cut.extra, self.cut.groups
         if self.keep:
             self.capacity = self.guess(self.groups * blocks.BR)
         self.out: Any = self.read(self.forward())
@@ -83,19 +96,24 @@ class LoopRun(Run):
             self.make_room()
 
     def forward(self) -> Outputs:
-        E, T, B, H, k = self.E, self.T, self.B, self.H, self.blocks
-        xw, out, users = self.project(), self.outputs(), self.users()
+        plan, E, T, B, H, k = self.plan, self.E, self.T, self.B, self.H, self.blocks
+        wide = H if self.inputs.weight_y is None else H + EXTRAS
+        xw, out, users = self.project(), self.outputs(width=wide, zero=False), self.users()
+        out = out._replace(rho=torch.empty_like(out.remainder), cost=self.new(*plan.front, B))
         self.counts = self.new(E * (self.groups + T * B), dtype=torch.int32)
         work = self.tape = self.new(E * (4 * B * H + 2 * self.groups * k.CG * k.BR))
         if self.keep:
             self.tape = self.new_tape(self.capacity * self.groups * k.BR)
-        stride = users[0].stride(-1)
-        meta = self.meta(RAGGED=users[6] is not None, KEEP=self.keep, BIAS=users[2] is not None) | self.sizes
+        stride, x = users[0].stride(-1), self.x if self.inside else None
+        meta = plan.meta(self.cut.sizes, RAGGED=plan.ragged, KEEP=self.keep, BIAS=plan.biased)
         self.starter(
-            forward_kernel, self.grid, meta, users, xw, users[0], stride, self.X * stride, *users[1:],
-            *out[:3], out.steps, out.remainder, work, self.tape, self.counts, counters(self.device),
-            T, B, H, self.X, self.limit, 1 - self.rules.epsilon, self.capacity, strides=(stride,), **self.launch,
+            forward_kernel, self.cut.grid, meta, (*users, x), xw, x, users[0], stride, self.X * stride, *users[1:],
+            *out, work, self.tape, self.counts, counters(self.device),
+            T, B, H, self.X, plan.limit, plan.threshold, self.capacity, H + self.extra, wide,
+            strides=(stride,), **self.cut.options,
         )()  # fmt: skip
+        if wide > H:
+            out = out._replace(y=out.y[..., : H + 1])
         return out
 
     @property
@@ -109,7 +127,7 @@ class LoopRun(Run):
         if longest > self.capacity:
             self.capacity = longest
             self.forward()
-        self.remember(longest)
+        self.plan.updates = longest
         return longest
 
     def gradients(self, grads: tuple[Tensor | None, ...], *, x: bool) -> list[Tensor | None]:
@@ -117,13 +135,15 @@ class LoopRun(Run):
         i, k, E, T, B, H = self.inputs, self.blocks, self.E, self.T, self.B, self.H
         longest = self.make_room()
         given, last = self.given(grads)
-        d_xw, dots = self.new(E, T * B, self.X), self.new(E * self.capacity * self.groups * k.CG * k.BR)
+        by_x = x or not self.inside
+        d_xw = self.new(*self.plan.front, T * B, self.X) if by_x else None
+        dots = self.new(E * self.capacity * self.groups * k.CG * k.BR)
         d_h, d_c = torch.empty_like(i.h), None if i.c is None else torch.empty_like(i.c)
         weights = tuple(a if a.is_contiguous() else a.contiguous() for a in (i.weight_hh, i.halt))
         self.starter(
-            backward_kernel, self.grid, self.meta(LAST=last) | self.sizes, (*weights, *given[:4]), *weights, *given,
-            d_xw, d_h, d_c, self.tape, self.counts, counters(self.device), dots,
-            T, B, H, self.X, self.capacity, longest, **self.launch,
+            backward_kernel, self.cut.grid, self.plan.meta(self.cut.sizes, LAST=last, BY_X=by_x),
+            (*weights, *given[:4]), *weights, *given, d_xw, d_h, d_c, self.tape, self.counts, counters(self.device),
+            dots, T, B, H, self.X, self.capacity, longest, H + self.extra, **self.cut.options,
         )()  # fmt: skip
         slot = self.groups * k.BR
         return self.by_tape(self.capacity * slot, longest * slot, d_xw, d_h, d_c, x=x)

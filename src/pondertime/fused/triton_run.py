@@ -10,28 +10,67 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import (
-    GRU,
-    KINDS,
-    LSTM,
-    Grads,
-    Inputs,
-    Outputs,
-    Rules,
-    by_look_up,
-    by_read_out,
-    look_up,
-    read_out,
-)
-from pondertime.fused.triton_tape import EXTRA
+from pondertime.fused.common import GRU, KINDS, LSTM, Grads, Inputs, Outputs, Rules, by_look_up, look_up
+from pondertime.fused.triton_tape import EXTRA, FLOAT32, HALF, TF32
 
-# Updates that calls of a shape needed last time.
-_updates: dict[tuple[Any, ...], int] = {}
-# Kernels by what they were built for, and their constants.
-_built: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+# What calls of a shape have in common.
+_plans: dict[tuple[Any, ...], "Plan"] = {}
+MOST_PLANS = 1000
 # A tape of no more bytes than this has room for the largest number of updates.
 SMALL_TAPE = 2**27
 EXTRAS = EXTRA.value
+
+
+def precision_of(rules: Rules) -> int:
+    """How products are made: in bfloat16 under autocast, else as torch's own are, by either way to say so."""
+    if rules.half:
+        return HALF.value
+    return TF32.value if torch.backends.cuda.matmul.fp32_precision == "tf32" else FLOAT32.value
+
+
+class Plan:
+    """What calls of one shape and the same rules have in common, worked out once."""
+
+    def __init__(self, inputs: Inputs, rules: Rules, precision: int) -> None:
+        self.B, self.H = inputs.h.shape[-2:]
+        self.front = (inputs.x.shape[0],) if rules.stacked else ()
+        self.E, self.T = (inputs.x.shape[0], inputs.x.shape[1]) if rules.stacked else (1, inputs.x.shape[0])
+        self.device, self.kind, kind = inputs.h.device, rules.kind, rules.kind
+        self.X, self.S, self.P = (k * self.H for k in (kind.x_width, kind.slots, kind.gates))
+        self.limit, self.forced = min(rules.force_steps or rules.max_steps, 2**31 - 1), rules.force_steps is not None
+        self.threshold, self.ragged = 1 - rules.epsilon, rules.lengths is not None
+        self.biased = inputs.bias_ih is not None
+        self.precision, self.half = precision, precision == HALF.value
+        self.floating, self.features = inputs.x.is_floating_point(), inputs.weight_ih.shape[-1] - 1
+        self.updates: int | None = None  # that the last such call needed
+        self.cut: Any = None  # how a loop shares out its work
+        self.metas: dict[tuple[Any, ...], dict[str, Any]] = {}
+        # Launches of kernels by what they were built for, and the constants that come after their arguments.
+        self.built: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+    def meta(self, sizes: dict[str, Any], **options: Any) -> dict[str, Any]:
+        """What a kernel is made for, in the order of its parameters."""
+        key = tuple(options.items())
+        if key not in self.metas:
+            kind = self.kind
+            made = {"CELL": KINDS.index(kind), "GATES": kind.gates, "SLOTS": kind.slots}
+            self.metas[key] = made | options | {"FORCED": self.forced} | sizes
+        return self.metas[key]
+
+
+def plan_of(inputs: Inputs, rules: Rules, way: Any, keep: bool) -> Plan:
+    """The plan of a call that is served in this way."""
+    precision = precision_of(rules)
+    key = (
+        way, keep, precision, inputs.h.device, inputs.h.shape, inputs.x.shape, inputs.x.is_floating_point(),
+        inputs.weight_ih.shape, inputs.bias_ih is None, inputs.weight_y is None,
+        rules.kind, rules.epsilon, rules.max_steps, rules.force_steps, rules.lengths is None, rules.stacked,
+    )  # fmt: skip
+    if key not in _plans:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        _plans[key] = Plan(inputs, rules, precision)
+    return _plans[key]
 
 
 class Run:
@@ -40,34 +79,57 @@ class Run:
     tape: Tensor
     mean: Tensor
     steps: Tensor | None
+    extra: int = EXTRAS  # numbers of a row of the tape's prev beside H
+    inside: int = 0  # features of x that are among them
 
-    def __init__(self, inputs: Inputs, rules: Rules, *, keep: bool, key: tuple[Any, ...]) -> None:
-        self.inputs, self.rules, self.keep = inputs, rules, keep
-        self.B, self.H = inputs.h.shape[-2:]
-        self.E, self.T = (inputs.x.shape[0], inputs.x.shape[1]) if rules.stacked else (1, inputs.x.shape[0])
-        self.device, self.kind = inputs.h.device, rules.kind
-        self.limit = min(rules.force_steps or rules.max_steps, 2**31 - 1)
-        self.X, self.S, self.P = (k * self.H for k in (self.kind.x_width, self.kind.slots, self.kind.gates))
-        self.key = (self.E, self.B, self.H, self.kind.name, rules.force_steps is None, self.device, *key)
-        self.lengths = None if rules.lengths is None else rules.lengths.to(self.device).contiguous()
+    def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool) -> None:
+        self.inputs, self.rules, self.plan, self.keep = inputs, rules, plan, keep
+        self.E, self.T, self.B, self.H, self.X, self.S = plan.E, plan.T, plan.B, plan.H, plan.X, plan.S
+        self.device, self.lengths = plan.device, rules.lengths
+        if self.lengths is not None:
+            self.lengths = self.lengths.to(self.device).contiguous()
         self.capacity = 0
 
-    def fronted(self) -> Inputs:
-        """The read-out with an axis E in front."""
-        i = self.inputs
-        if self.rules.stacked or i.weight_y is None:
-            return i
-        return i._replace(weight_y=i.weight_y.unsqueeze(0), bias_y=None if i.bias_y is None else i.bias_y.unsqueeze(0))
+    def new(self, *shape: int, zero: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
+        return (torch.zeros if zero else torch.empty)(*shape, device=self.device, dtype=dtype)
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        """The product of matrices, each network's own, in the precision of the call."""
+        product = torch.mm if a.dim() == 2 else torch.bmm
+        if self.plan.half:
+            return product(a.bfloat16(), b.bfloat16()).float()
+        return product(a, b)
+
+    def flat(self, a: Tensor, width: int) -> Tensor:
+        """``[.., T, B, width]`` as rows, ``[.., T B, width]``."""
+        return a.reshape(*self.plan.front, self.T * self.B, width)
 
     def read(self, out: Outputs) -> Outputs:
-        """The results with the read-out in place of the mean state, which is kept for the way back."""
-        if self.inputs.weight_y is None:
+        """The results with the read-out in place of the mean state, which is kept for the way back.
+
+        Where the mean has a column more, that holds ones.
+        """
+        i, plan = self.inputs, self.plan
+        self.steps = None
+        if i.weight_y is None:
             return out
-        shape = (self.E, self.T, self.B)
-        self.mean = out.y.view(*shape, self.H)
-        self.steps = None if self.lengths is None else out.steps.view(shape).clone()
-        y = read_out(self.fronted(), self.mean, self.steps)
-        return out._replace(y=y.view(*out.y.shape[:-1], -1).clone() if self.keep else y.view(*out.y.shape[:-1], -1))
+        self.mean = out.y
+        mean, weight, bias = self.mean[..., : self.H], i.weight_y.transpose(-2, -1), i.bias_y
+        if plan.half:
+            mean, weight, bias = mean.bfloat16(), weight.bfloat16(), None if bias is None else bias.bfloat16()
+        size = weight.shape[-1]
+        y = self.new(*plan.front, self.T, self.B, size, dtype=mean.dtype)
+        to = y.view(*plan.front, self.T * self.B, size)
+        if bias is None:
+            (torch.mm if mean.dim() == 2 else torch.bmm)(mean, weight, out=to)
+        elif mean.dim() == 2:
+            torch.addmm(bias, mean, weight, out=to)
+        else:
+            torch.baddbmm(bias.unsqueeze(1), mean, weight, out=to)
+        if self.lengths is not None:
+            self.steps = out.steps.clone()  # theirs to change
+            y = torch.where((self.steps > 0).unsqueeze(-1), y, 0)
+        return out._replace(y=y)
 
     def backward(self, d: Grads, *, x: bool) -> Inputs:
         """Derivatives by every input, by x only where it is asked for. The tape is used up."""
@@ -75,10 +137,12 @@ class Run:
         if i.weight_y is not None and d.y is None:
             d_weight, d_bias = torch.zeros_like(i.weight_y), None if i.bias_y is None else torch.zeros_like(i.bias_y)
         elif i.weight_y is not None and d.y is not None:
-            d_y = d.y.reshape(self.E, self.T, self.B, -1)
-            d_mean, d_weight, d_bias = by_read_out(self.fronted(), d_y, self.mean, self.steps)
-            d_weight = d_weight if self.rules.stacked or d_weight is None else d_weight[0]
-            d_bias = d_bias if self.rules.stacked or d_bias is None else d_bias[0]
+            d_y = d.y if self.steps is None else torch.where((self.steps > 0).unsqueeze(-1), d.y, 0)
+            d_y = self.flat(d_y, d_y.shape[-1])
+            d_mean, made = self.multiply(d_y, i.weight_y), self.multiply(d_y.transpose(-2, -1), self.mean)
+            d_weight = made[..., : self.H]
+            if i.bias_y is not None:
+                d_bias = d_y.float().sum(-2) if made.shape[-1] == self.H else made[..., self.H]
         made: Any = [*self.gradients((d_mean, d.h, d.c, None, d.remainder), x=x), d_weight, d_bias]
         return Inputs(*made)
 
@@ -86,23 +150,14 @@ class Run:
         """Derivatives by every input but the read-out's, from those by the mean state, h, c, (nothing) and R."""
         raise NotImplementedError
 
-    def new(self, *shape: int, zero: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
-        return (torch.zeros if zero else torch.empty)(*shape, device=self.device, dtype=dtype)
-
     def guess(self, rows: int) -> int:
         """Updates that a tape of so many rows an update has room for."""
-        most = self.T * self.limit
-        each = 4 * self.E * rows * self.H * (self.kind.slots + self.kind.leaves)
-        if self.rules.force_steps is not None or most * each <= SMALL_TAPE:
+        plan = self.plan
+        most = plan.T * plan.limit
+        each = 4 * self.E * rows * self.H * (plan.kind.slots + plan.kind.leaves)
+        if plan.forced or most * each <= SMALL_TAPE:
             return most
-        return min(most, int(1.1 * self.remembered(8 * self.T)) + 2)
-
-    def remembered(self, otherwise: int) -> int:
-        """Updates that such a call needed last time."""
-        return _updates.get((self.T, self.limit, *self.key), otherwise)
-
-    def remember(self, updates: int) -> None:
-        _updates[(self.T, self.limit, *self.key)] = updates
+        return min(most, int(1.1 * (plan.updates or 8 * plan.T)) + 2)
 
     def starter(
         self, kernel: Any, grid: tuple[int, ...], meta: dict[str, Any], users: tuple[Tensor | None, ...], *args: Any,
@@ -114,45 +169,43 @@ class Run:
         built for includes how the users' tensors are aligned.
         """
         aligned = tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
-        key = (kernel, aligned, strides, *self.key, *meta.values())
+        key = (kernel, id(meta), aligned, strides)
+        built = self.plan.built
 
         def start(*front: Any) -> None:
-            if key in _built:
-                built, constants = _built[key]
-                built[grid](*front, *args, *constants)
+            if key in built:
+                launch, constants = built[key]
+                launch(*front, *args, *constants)
                 return
-            built = kernel[grid](*front, *args, **meta, **options)
-            if built is not None:  # the interpreter builds nothing
-                _built[key] = built, tuple(meta.values())
+            made = kernel[grid](*front, *args, **meta, **options)
+            if made is not None:  # the interpreter builds nothing
+                built[key] = made[grid], tuple(meta.values())
 
         return start
-
-    def meta(self, **options: Any) -> dict[str, Any]:
-        """What all kernels are made for, in the order of their parameters."""
-        kind = self.kind
-        made = {"CELL": KINDS.index(kind), "GATES": kind.gates, "SLOTS": kind.slots}
-        return made | options | {"FORCED": self.rules.force_steps is not None}
 
     def project(self) -> Tensor:
         """W_x x_t for all t, without biases."""
         i = self.inputs
-        if not i.x.is_floating_point():
+        if not self.plan.floating:
             return look_up(i)
-        weight = i.weight_ih[..., :-1]
-        if not self.rules.stacked:
-            return torch.mm(i.x.reshape(self.T * self.B, -1), weight.t())
-        return torch.bmm(i.x.reshape(self.E, self.T * self.B, -1), weight.transpose(1, 2))
+        return self.multiply(self.x, i.weight_ih[..., :-1].transpose(-2, -1))
 
-    def outputs(self) -> Outputs:
-        """Memory for the results; zeros at padding."""
-        front, zero = (self.E,) if self.rules.stacked else (), self.lengths is not None
-        T, B, H = self.T, self.B, self.H
+    @property
+    def x(self) -> Tensor:
+        """The input's rows, one after the other."""
+        x = self.flat(self.inputs.x, self.plan.features)
+        return x if x.is_contiguous() else x.contiguous()
+
+    def outputs(self, *, width: int, zero: bool) -> Outputs:
+        """Memory for the results; the mean state as rows of this width, or as the caller gets it."""
+        plan, T, B, H = self.plan, self.T, self.B, self.H
+        shape = (*plan.front, T * B, width) if self.inputs.weight_y is not None else (*plan.front, T, B, H)
         return Outputs(
-            self.new(*front, T, B, H, zero=zero),
-            self.new(*front, B, H),
-            self.new(*front, B, H) if self.kind is LSTM else None,
-            self.new(*front, T, B, dtype=torch.int64, zero=zero),
-            self.new(*front, T, B, zero=zero),
+            self.new(*shape, zero=zero),
+            self.new(*plan.front, B, H),
+            self.new(*plan.front, B, H) if plan.kind is LSTM else None,
+            self.new(*plan.front, T, B, dtype=torch.int64, zero=zero),
+            self.new(*plan.front, T, B, zero=zero),
         )
 
     def users(self) -> tuple[Any, ...]:
@@ -162,13 +215,13 @@ class Run:
         return i.weight_ih[..., -1], *(a if a is None or a.is_contiguous() else a.contiguous() for a in given)
 
     def new_tape(self, rows: int) -> Tensor:
-        widths = self.H + self.S + (self.kind.leaves - 1) * self.H + 2 * EXTRAS + 2
+        widths = self.H + self.S + (self.plan.kind.leaves - 1) * self.H + self.extra + EXTRAS + 2
         return self.new(self.E * rows * widths)
 
     def parts(self, rows: int) -> list[Tensor]:
         """prev, gates, c^{n-1}, h^n and p^n of a tape of so many rows, ``[E, rows, width]``."""
         made, at = [], 0
-        for width in (self.H + EXTRAS, self.S + EXTRAS, (self.kind.leaves - 1) * self.H, 1, 1):
+        for width in (self.H + self.extra, self.S + EXTRAS, (self.plan.kind.leaves - 1) * self.H, 1, 1):
             made.append(self.tape.as_strided((self.E, rows, width), (rows * width, width, 1), at))
             at += self.E * rows * width
         return made
@@ -176,10 +229,11 @@ class Run:
     def visible(self, rows: int) -> Tensor:
         """s^n of the first network's rows of the tape, before they are used up."""
         prev, gates, prev_c = (a[0] for a in self.parts(rows)[:3])
-        a = [gates[:, k * self.H : (k + 1) * self.H] for k in range(self.kind.slots)]
-        if self.kind is LSTM:
+        kind = self.plan.kind
+        a = [gates[:, k * self.H : (k + 1) * self.H] for k in range(kind.slots)]
+        if kind is LSTM:
             return a[3] * torch.tanh(a[1] * prev_c + a[0] * a[2])
-        return a[3] + a[1] * (prev[:, : self.H] - a[3]) if self.kind is GRU else a[0]
+        return a[3] + a[1] * (prev[:, : self.H] - a[3]) if kind is GRU else a[0]
 
     def given(self, grads: tuple[Tensor | None, ...]) -> tuple[tuple[Any, ...], bool]:
         """The caller's derivatives by mean, h, c and remainder, the strides of the last, and whether h, c have any."""
@@ -198,51 +252,49 @@ class Run:
         return (d_mean, d_h, d_c, d_remainder, *d_remainder.stride()[-2:]), last
 
     def by_tape(
-        self, rows: int, used: int, d_xw: Tensor, d_h: Tensor, d_c: Tensor | None, *, x: bool
+        self, rows: int, used: int, d_xw: Tensor | None, d_h: Tensor, d_c: Tensor | None, *, x: bool
     ) -> list[Tensor | None]:
         """Derivatives by all inputs, from the derivatives on the tape and those by W_x x_t and by the first state.
 
-        One product over the tape gives those by W_h, w, b (twice: each bias has its own), b_h and the flag's column.
+        One product over the tape gives those by W_h, w, b (twice: each bias has its own), b_h and the flag's column,
+        and by W_x where x is on the tape.
         """
-        i, E, H, S, P = self.inputs, self.E, self.H, self.S, self.P
-        tall, wide = H + EXTRAS, S + EXTRAS
-        prev = self.tape.as_strided((E, used, H + 3), (rows * tall, tall, 1), 0)
-        gates = self.tape.as_strided((E, S + 1, used), (rows * wide, 1, wide), E * rows * tall)
-        made = torch.mm(gates[0], prev[0]) if E == 1 else torch.bmm(gates, prev)
-        front = (E,) if self.rules.stacked else ()
+        i, plan, E, H, S = self.inputs, self.plan, self.E, self.H, self.S
+        tall, wide, width = H + self.extra, S + EXTRAS, H + 3 + self.inside
+        front, kind = plan.front, plan.kind
+        step = (rows * tall,)[: len(front)], (rows * wide,)[: len(front)]
+        prev = self.tape.as_strided((*front, used, width), (*step[0], tall, 1), 0)
+        gates = self.tape.as_strided((*front, S + 1, used), (*step[1], 1, wide), E * rows * tall)
+        made = self.multiply(gates, prev)
 
         def part(shape: tuple[int, ...], strides: tuple[int, ...], at: int) -> Tensor:
-            return made.as_strided((*front, *shape), ((S + 1) * (H + 3),)[: len(front)] + strides, at)
+            return made.as_strided((*front, *shape), ((S + 1) * width,)[: len(front)] + strides, at)
 
-        flag, bias = part((S,), (H + 3,), H + 1), part((S,), (H + 3,), H)
-        if self.kind is GRU:
-            flag, bias = (torch.cat([a[..., : 2 * H], a[..., 3 * H :]], -1) for a in (flag, bias))
-        d_weight, d_x = self.by_input(d_xw, flag, x=x)
-        end = S * (H + 3)
-        biased = i.bias_ih is not None
+        d_x = None if d_xw is None or not x else self.multiply(d_xw, i.weight_ih[..., :-1]).view(i.x.shape)
+        if self.inside:
+            d_weight, bias = part((S, self.inside + 1), (width, 1), H + 1), part((S,), (width,), H)
+        else:
+            flag, bias = part((S,), (width,), H + 1), part((S,), (width,), H)
+            if kind is GRU:
+                flag, bias = (torch.cat([a[..., : 2 * H], a[..., 3 * H :]], -1) for a in (flag, bias))
+            d_weight = self.by_input(d_xw, flag)
+        end = S * width
         return [
-            d_x, d_weight, part((P, H), (H + 3, 1), 0), bias if biased else None,
-            part((P,), (H + 3,), H + 2) if biased else None, part((1, H), (H + 3, 1), end), part((1,), (1,), end + H),
-            d_h, d_c,
+            d_x, d_weight, part((plan.P, H), (width, 1), 0), bias if plan.biased else None,
+            part((plan.P,), (width,), width - 1) if plan.biased else None, part((1, H), (width, 1), end),
+            part((1,), (1,), end + H), d_h, d_c,
         ]  # fmt: skip
 
-    def by_input(self, d_xw: Tensor, flag: Tensor, *, x: bool) -> tuple[Tensor, Tensor | None]:
-        """Derivatives by W_x and the flag's column, and by x."""
-        i, E, X, d_x = self.inputs, self.E, self.X, None
-        size = i.weight_ih.shape[-1]
-        d_weight = self.new(E, X, size)
-        d_weight[:, :, -1] = flag
-        if i.x.is_floating_point():
-            rows = i.x.reshape(E, self.T * self.B, size - 1)
-            if E == 1:
-                torch.mm(d_xw[0].t(), rows[0], out=d_weight[0, :, :-1])
-            else:
-                d_weight[:, :, :-1] = torch.bmm(d_xw.transpose(1, 2), rows)
-            if x:
-                d_x = torch.bmm(d_xw, i.weight_ih.view(E, X, size)[:, :, :-1])
+    def by_input(self, d_xw: Any, flag: Tensor) -> Tensor:
+        """The derivative by W_x and the flag's column."""
+        i = self.inputs
+        d_weight = self.new(*i.weight_ih.shape)
+        d_weight[..., -1] = flag
+        if self.plan.floating:
+            d_weight[..., :-1] = self.multiply(d_xw.transpose(-2, -1), self.x)
         else:
             by_look_up(i, d_xw, d_weight)
-        return d_weight.view(i.weight_ih.shape), None if d_x is None else d_x.view(i.x.shape)
+        return d_weight
 
 
 def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> Run:
@@ -255,8 +307,11 @@ def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> Run
         # Triton starts kernels on the current device.
         with torch.cuda.device(device):
             return make(inputs, rules, keep=keep, seen=seen)
+    if rules.half and torch.is_autocast_enabled(device.type):
+        with torch.autocast(device.type, enabled=False):
+            return make(inputs, rules, keep=keep, seen=seen)
     E, (B, H), kind = inputs.x.shape[0] if rules.stacked else 1, inputs.h.shape[-2:], rules.kind
-    blocks = blocks_for(device, E, B, H, kind.gates)
+    blocks = blocks_for(device, E, B, H, kind.gates, precision_of(rules))
     if blocks is None:
         return TickRun(inputs, rules, keep=keep, seen=seen)
     return LoopRun(inputs, rules, blocks, keep=keep, seen=seen)

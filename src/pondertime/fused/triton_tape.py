@@ -1,6 +1,7 @@
 """What the kernels share: the tape, sums and barriers of programs that work together.
 
-A row of the tape is one update of one row of the batch. prev: s^{n-1}, a one, whether n is 1, a one, then room.
+A row of the tape is one update of one row of the batch. prev: s^{n-1}, a one, x_t where the loop keeps it, whether n is
+1, a one, then room.
 gates: the activations, in the backward pass the derivatives by a; then the derivative by the logit of update n - 1,
 then room.
 Rows without an update are zeros by the end of the backward pass, so that one product over the tape gives the
@@ -15,8 +16,12 @@ from pondertime.fused.triton_math import tanh
 RNN_RELU = tl.constexpr(1)
 LSTM = tl.constexpr(2)
 GRU = tl.constexpr(3)
-# What a row of prev and of gates has beside H and slots H numbers.
+# What a row of gates has beside slots H numbers, and of prev beside H where x is not among them.
 EXTRA = tl.constexpr(4)
+# How products are made.
+TF32 = tl.constexpr(0)
+FLOAT32 = tl.constexpr(1)
+HALF = tl.constexpr(2)
 
 
 @triton.jit
@@ -41,9 +46,9 @@ def leave(counter, CG: tl.constexpr):
 
 
 @triton.jit
-def tape_parts(tape, rows, H, CELL: tl.constexpr, SLOTS: tl.constexpr):
-    """Where prev, gates, c^{n-1}, h^n and p^n begin on a tape of so many rows."""
-    gates = tape + rows * (H + EXTRA)
+def tape_parts(tape, rows, wide, H, CELL: tl.constexpr, SLOTS: tl.constexpr):
+    """Where prev, with rows of the width ``wide``, gates, c^{n-1}, h^n and p^n begin on a tape of so many rows."""
+    gates = tape + rows * wide
     prev_c = gates + rows * (SLOTS * H + EXTRA)
     prob = prev_c
     if CELL == LSTM:
@@ -74,22 +79,26 @@ def state_of(gates, prev, prev_c, ok, H, CELL: tl.constexpr, SLOTS: tl.constexpr
 
 
 @triton.jit
-def clear_slots(prev, gates, u, longest, capacity, e, rg, groups, g, j, H, SLOTS: tl.constexpr, BR: tl.constexpr,
-                BU: tl.constexpr):  # fmt: skip
-    """Zeros for the units j in the slots of a row group that hold no update."""
+def clear_slots(prev, gates, u, longest, capacity, e, rg, groups, g, j, H, wide, SLOTS: tl.constexpr, BR: tl.constexpr,
+                BU: tl.constexpr, XI: tl.constexpr, BX: tl.constexpr):  # fmt: skip
+    """Zeros for the units j, and for a program's share of x, in the slots of a row group that hold no update."""
     r = tl.arange(0, BR)
+    i = g * BX + tl.arange(0, BX)
     for empty in range(u, longest):
         slot = ((e * capacity + empty).to(tl.int64) * groups + rg) * BR + r
         ok = (r >= 0)[:, None] & (j < H)[None, :]
         zero = tl.zeros([BR, BU], tl.float32)
-        tl.store(prev + slot[:, None] * (H + EXTRA) + j[None, :], zero, mask=ok)
+        tl.store(prev + slot[:, None] * wide + j[None, :], zero, mask=ok)
+        if XI > 0:
+            to = prev + slot[:, None] * wide + H + 1 + i[None, :]
+            tl.store(to, tl.zeros([BR, BX], tl.float32), mask=(r >= 0)[:, None] & (i < XI)[None, :])
         to = gates + slot[:, None] * (SLOTS * H + EXTRA) + j[None, :]
         for k in tl.static_range(SLOTS):
             tl.store(to + k * H, zero, mask=ok)
         if g == 0:
-            tl.store(prev + slot * (H + EXTRA) + H, tl.zeros([BR], tl.float32))
-            tl.store(prev + slot * (H + EXTRA) + H + 1, tl.zeros([BR], tl.float32))
-            tl.store(prev + slot * (H + EXTRA) + H + 2, tl.zeros([BR], tl.float32))
+            tl.store(prev + slot * wide + H, tl.zeros([BR], tl.float32))
+            tl.store(prev + slot * wide + H + 1 + XI, tl.zeros([BR], tl.float32))
+            tl.store(prev + slot * wide + H + 2 + XI, tl.zeros([BR], tl.float32))
             tl.store(gates + slot * (SLOTS * H + EXTRA) + SLOTS * H, tl.zeros([BR], tl.float32))
 
 

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from pondertime.fused.common import GRU, Inputs, Outputs, Rules, Update
-from pondertime.fused.triton_run import Run
+from pondertime.fused.triton_run import Run, plan_of
 from pondertime.fused.triton_ticks import tick_backward, tick_forward
 
 # Ticks between two looks at who still runs, after those that were needed last time.
@@ -18,8 +18,9 @@ class TickRun(Run):
     """One product and one launch for each tick and direction."""
 
     def __init__(self, inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> None:
-        super().__init__(inputs, rules, keep=keep or seen, key=("ticks",))
-        self.sizes = {"H": self.H, "X": self.X, "BH": triton.next_power_of_2(self.H)}
+        super().__init__(inputs, rules, plan_of(inputs, rules, "ticks", keep or seen), keep=keep or seen)
+        plan = self.plan
+        self.sizes = {"H": self.H, "X": self.X, "BH": triton.next_power_of_2(self.H), "SHORT": plan.half}
         self.launch: dict[str, Any] = {"num_warps": 4 if self.H <= 512 else 16}
         if self.keep:
             self.capacity = self.guess(self.B)
@@ -27,33 +28,34 @@ class TickRun(Run):
         if self.keep and self.ticks > self.capacity:
             self.capacity = self.ticks
             self.out = self.read(self.forward())
-        self.remember(self.ticks)
+        plan.updates = self.ticks
 
     def product(self, a: Tensor, weight: Tensor, out: Tensor) -> None:
-        if self.rules.stacked:
-            torch.bmm(a, weight, out=out)
-        else:
-            torch.mm(a, weight, out=out)
+        (torch.bmm if a.dim() == 3 else torch.mm)(a, weight, out=out)
 
     def forward(self) -> Outputs:
-        E, T, B, H, cuda = self.E, self.T, self.B, self.H, self.device.type == "cuda"
-        front = (E,) if self.rules.stacked else ()
-        xw, out, users = self.project(), self.outputs(), self.users()
+        plan, E, T, B, H, cuda = self.plan, self.E, self.T, self.B, self.H, self.device.type == "cuda"
+        xw, out, users = self.project(), self.outputs(width=H, zero=plan.ragged), self.users()
         self.counts = self.new(2 * E * B * (1 + self.capacity), dtype=torch.int32)
         self.counts[: 2 * E * B].zero_()
         work = self.tape = self.new(3 * E * B * H + E * B)
         if self.keep:
             self.tape = self.new_tape(self.capacity * B)
         report = torch.zeros(E * B, dtype=torch.int32, pin_memory=cuda)
-        made, weight, stride = self.new(*front, B, self.P), users[1].transpose(-1, -2), users[0].stride(-1)
-        meta = self.meta(RAGGED=users[6] is not None, KEEP=self.keep, BIAS=users[2] is not None) | self.sizes
+        state, now, weight = self.inputs.h, work[: E * B * H].view(*plan.front, B, H), users[1].transpose(-1, -2)
+        short = None
+        if plan.half:
+            # What the products see of the states.
+            state, weight = state.bfloat16(), weight.bfloat16()
+            short = now = torch.empty_like(state)
+        made, stride = self.new(*plan.front, B, plan.P, dtype=state.dtype), users[0].stride(-1)
+        meta = plan.meta(self.sizes, RAGGED=plan.ragged, KEEP=self.keep, BIAS=plan.biased)
         start = self.starter(
             tick_forward, (B, E, 1), meta, users, made, xw, users[0], stride, self.X * stride, *users[1:],
-            *out[:3], out.steps, out.remainder, work, self.tape, self.counts, report,
-            T, B, self.limit, 1 - self.rules.epsilon, self.capacity, strides=(stride,), **self.launch,
+            *out[:5], work, short, self.tape, self.counts, report,
+            T, B, plan.limit, plan.threshold, self.capacity, strides=(stride,), **self.launch,
         )  # fmt: skip
-        state, now = self.inputs.h, work[: E * B * H].view(*front, B, H)
-        ticks, until = 0, self.remembered(T)
+        ticks, until = 0, plan.updates or T
         while True:
             for tick in range(ticks, until):
                 self.product(state, weight, made)
@@ -76,23 +78,28 @@ class TickRun(Run):
         """Derivatives by all inputs; by x only where it is asked for. The tape is used up."""
         i, E, T, B, H = self.inputs, self.E, self.T, self.B, self.H
         given, last = self.given(grads)
-        d_xw = self.new(E, T * B, self.X, zero=self.lengths is not None)
-        work, weight = self.new(3 * E * B * H + E * B), i.weight_hh.contiguous()
-        made, halt = torch.empty_like(i.h), i.halt.contiguous()
-        meta = self.meta(RAGGED=self.lengths is not None, LAST=last) | self.sizes
+        plan = self.plan
+        d_xw = self.new(*plan.front, T * B, self.X, zero=plan.ragged)
+        work, weight, halt = self.new(3 * E * B * H + E * B), i.weight_hh.contiguous(), i.halt.contiguous()
+        rows, short = self.capacity * B, None
+        gates = self.parts(rows)[1].view(E, self.capacity, B, -1)[..., : plan.P]
+        if plan.half:
+            weight, short = weight.bfloat16(), self.new(*plan.front, B, plan.P, dtype=torch.bfloat16)
+        made = torch.empty_like(i.h, dtype=weight.dtype)
+        meta = plan.meta(self.sizes, RAGGED=plan.ragged, LAST=last)
         start = self.starter(
             tick_backward, (B, E, 1), meta, (halt, self.lengths, *given[:4]), made, halt, self.lengths, *given,
-            d_xw, work, self.tape, self.counts, T, B, self.capacity, **self.launch,
+            d_xw, work, short, self.tape, self.counts, T, B, self.capacity, **self.launch,
         )  # fmt: skip
-        rows = self.capacity * B
-        gates = self.parts(rows)[1].view(E, self.capacity, B, -1)[..., : self.P]
         for tick in reversed(range(self.ticks)):
             start(tick)
-            d = gates[:, tick]
-            self.product(d if self.rules.stacked else d[0], weight, made)
+            d = short
+            if d is None:
+                d = gates[:, tick] if plan.front else gates[0, tick]
+            self.product(d, weight, made)
         past = work[2 * E * B * H : 3 * E * B * H].view(made.shape)
-        d_h = made + past if self.kind is GRU else made
-        return self.by_tape(rows, self.ticks * B, d_xw, d_h, None if i.c is None else past.clone(), x=x)
+        d_h = made + past if plan.kind is GRU else made
+        return self.by_tape(rows, self.ticks * B, d_xw, d_h.to(i.h.dtype), None if i.c is None else past.clone(), x=x)
 
     def trace(self) -> list[Update]:
         """Every update of the first network."""
