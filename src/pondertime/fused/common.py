@@ -1,7 +1,6 @@
 """What every fused path computes with: the shapes of a cell, its inputs and its results, E networks first."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -32,22 +31,16 @@ def kind_of(cell: nn.Module) -> CellKind:
     return LSTM if isinstance(cell, nn.LSTMCell) else GRU
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(NamedTuple):
     """How the networks of a call halt."""
 
     kind: CellKind
     epsilon: float
     max_steps: int
     force_steps: int | None
-    lengths: Tensor | None  # [E, B] int64, None: all of length T
+    lengths: Tensor | None  # [E, B] int64, contiguous: read by their address; None: all of length T
     stacked: bool = False  # whether results have an axis E
     half: bool = False  # whether products are made in bfloat16
-
-    def __post_init__(self) -> None:
-        if self.lengths is not None:
-            # Read by their address.
-            object.__setattr__(self, "lengths", self.lengths.long().contiguous())
 
     def front(self, E: int) -> tuple[int, ...]:
         """The axis before the others of a result."""

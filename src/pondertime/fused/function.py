@@ -99,15 +99,16 @@ def zeros(B: int, H: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def prepare(net: Network, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Inputs, Rules]:
     """The tensors and the rules of a call on ``x [T, B, I]`` (or int ``[T, B]``); no state is one of zeros."""
-    kind, cell = kind_of(net.cell), net.cell
+    cell, halt, output = net.cell, net.halt, net.output
+    kind, weight = kind_of(cell), cell.weight_hh
     if lengths is not None:
         lengths = lengths.to(x.device)
         present = torch.arange(len(x), device=x.device).unsqueeze(1) < lengths
         x = torch.where(present.unsqueeze(-1) if x.is_floating_point() else present, x, torch.zeros_like(x))
-        lengths = lengths.unsqueeze(0)
+        lengths = lengths.unsqueeze(0).long().contiguous()
     biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
     if state is None:
-        state = zeros(x.shape[1], cell.hidden_size, cell.weight_hh.dtype, cell.weight_hh.device)
+        state = zeros(x.shape[1], cell.hidden_size, weight.dtype, weight.device)
         state = (state, state) if kind.leaves == 2 else state
     h, c = state if kind.leaves == 2 else (state, None)
     half = torch.is_autocast_enabled(x.device.type)
@@ -115,10 +116,10 @@ def prepare(net: Network, x: Tensor, state: State | None, lengths: Tensor | None
         # States, sums and the tape stay float32.
         x, h, c = (a if a is None or not a.is_floating_point() else a.float() for a in (x, h, c))
     # A read-out that is watched, or of another type, is called; any other is one more product of the loop.
-    output: Any = net.output
-    inside = output is not None and not hooked(output) and output.weight.dtype == h.dtype and len(output.weight) > 0
-    read_out = (output.weight, output.bias) if inside else (None, None)
-    inputs = Inputs(x, cell.weight_ih, cell.weight_hh, *biases, net.halt.weight, net.halt.bias, h, c, *read_out)
+    weight_y, bias_y = (None, None) if output is None or hooked(output) else (output.weight, output.bias)
+    if weight_y is not None and (weight_y.dtype != h.dtype or len(weight_y) == 0):
+        weight_y = bias_y = None
+    inputs = Inputs(x, cell.weight_ih, weight, *biases, halt.weight, halt.bias, h, c, weight_y, bias_y)
     return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, half=half)
 
 

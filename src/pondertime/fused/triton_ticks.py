@@ -28,7 +28,7 @@ def take(at, inside):
 
 @triton.jit(do_not_specialize=["tick", "T", "B", "limit", "capacity"])
 def tick_forward(
-    tick, product, xw, flag, flag_stride, flag_size, weight, bias_ih, bias_hh, halt, halt_bias, lengths, h_in, c_in,
+    tick, product, xw, flag, weight, bias_ih, bias_hh, halt, halt_bias, lengths, h_in, c_in,
     mean, h_out, c_out, steps_out, remainder, work, short, tape, counts, report,
     T, B, limit, threshold, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr,
@@ -68,15 +68,15 @@ def tick_forward(
         s0 = tl.where(begin, take(h_in + own, ok & begin), take(work + own, ok & (begin == 0)))
         x = xw + ((e * T + t).to(tl.int64) * B + b) * X + j
         a = product + row.to(tl.int64) * GATES * H + j
-        f = flag + e.to(tl.int64) * flag_size + j * flag_stride
+        f = flag + e.to(tl.int64) * X + j
         x0 = take(x, ok) + first * take(f, ok)
         x1, x2, x3, q = x0, x0, x0, x0
         if GATES > 1:
-            x1 = take(x + H, ok) + first * take(f + H * flag_stride, ok)
-            x2 = take(x + 2 * H, ok) + first * take(f + 2 * H * flag_stride, ok)
+            x1 = take(x + H, ok) + first * take(f + H, ok)
+            x2 = take(x + 2 * H, ok) + first * take(f + 2 * H, ok)
             q = take(a + 2 * H, ok)
         if GATES > 3:
-            x3 = take(x + 3 * H, ok) + first * take(f + 3 * H * flag_stride, ok)
+            x3 = take(x + 3 * H, ok) + first * take(f + 3 * H, ok)
         if BIAS:
             b_ih = bias_ih + e * X + j
             b_hh = bias_hh + e * GATES * H + j
