@@ -22,7 +22,7 @@ LAYERS = [
     {"batches", "networks"},
     {"ensemble"},
     {"runs", "learner", "train", "hogwild", "evaluate"},
-    {"sweep", "engines", "figures", "report", "bench"},
+    {"sweep", "engines", "figures", "report", "bench", "checkpoints"},
     {"web", "flags", "show", "cli"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}

@@ -42,7 +42,7 @@ from pondertime.flags import (
     parse_taus,
     pick_device,
 )
-from pondertime.show import describe, say, show_curve, show_times, show_trace, waiting
+from pondertime.show import describe, say, show_curve, show_recorded, show_times, show_trace, waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class Evaluate:
     """Measure a trained network on fresh data: errors, ponder, both against difficulty, traces."""
 
     run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """A run folder."""
+    """A run folder, or the name of a checkpoint such as parity-act."""
     seed: OptionalWhole = None
     """Which network, where the run holds several seeds."""
     tau: OptionalReal = None
@@ -130,11 +130,14 @@ class Evaluate:
         if self.sequences is not None:
             check_count("sequences", self.sequences)
         device = pick_device(self.device, self.backend)
+        from pondertime.checkpoints import Checkpoint, find
         from pondertime.evaluate import difficulty_curve, evaluate, sample_traces
-        from pondertime.runs import RunFolder, served_by, write_json
+        from pondertime.runs import served_by, write_json
         from pondertime.sweep import Places, add, entry
 
-        folder = RunFolder(self.run_folder)
+        folder = find(self.run_folder)
+        if isinstance(folder, Checkpoint) and self.results is not None:
+            raise ConfigError(f"--results: {folder.name} is a checkpoint, without the learning curve that goes there")
         place = folder.find(seed=self.seed, tau=self.tau)
         config, task, network = folder.load_network(place, backend=self.backend)
         served_by(network.to(device), device)
@@ -146,6 +149,9 @@ class Evaluate:
         show_curve(curve)
         for trace in traced[:2]:
             show_trace(trace)
+        if isinstance(folder, Checkpoint):
+            show_recorded(folder.recorded(), result)
+            return
         name = "evaluation.json" if folder.config().size == 1 else f"evaluation-{config.name}.json"
         write_json(folder.path / name, {**result, "difficulty": curve, "traces": traced})
         say(f"all of it: {folder.path / name}")

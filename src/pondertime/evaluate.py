@@ -86,7 +86,9 @@ def totals(columns: Tensor, inputs: int, targets: int) -> dict[str, float]:
         result[name], result[f"{name}_se"] = mean_and_error(values)
     result["steps"], result["rho"] = steps.sum().item() / inputs, rho.sum().item() / inputs
     result["loss"] = loss.mean().item()
-    result["bpc"] = loss.sum().item() / max(targets, 1) / math.log(2)
+    # Bits a target; the number of targets of a sequence is taken as fixed, as it is where this is reported.
+    bits = loss * len(loss) / max(targets, 1) / math.log(2)
+    result["bpc"], result["bpc_se"] = mean_and_error(bits)
     return result
 
 
@@ -100,13 +102,16 @@ def evaluate_all(
     if task.name != "wikipedia":
         g = generator(device)
         results = measure_all(network, task, [task.sample(n, g) for n in chunks(sequences or SEQUENCES, 500)])
-        return [{k: v for k, v in result.items() if k != "bpc"} for result in results]
+        return [{k: v for k, v in result.items() if k not in ("bpc", "bpc_se")} for result in results]
     total = sequences or WIKIPEDIA_SEQUENCES
     parts = []
     for split in ("train", "held-out"):
         g = generator(device)
         parts.append(measure_all(network, task, [task.sample(n, g, split=split) for n in chunks(total, 50)]))  # type: ignore[call-arg]
-    return [{**train, "bpc_held_out": held_out["bpc"]} for train, held_out in zip(*parts, strict=True)]
+    return [
+        {**train, "bpc_held_out": held_out["bpc"], "bpc_held_out_se": held_out["bpc_se"]}
+        for train, held_out in zip(*parts, strict=True)
+    ]
 
 
 def evaluate(network: ACT, task: Task, *, sequences: int | None = None, device: str = "cpu") -> dict[str, Any]:

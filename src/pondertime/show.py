@@ -1,6 +1,7 @@
 """What the commands print: results in a line, tables, single sequences."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,3 +66,22 @@ def show_trace(trace: dict[str, Any]) -> None:
     """One sequence: inputs, answers and updates of each step."""
     for name in ("input", "output", "steps"):
         say(f"{name:>7}  " + " ".join(str(v) for v in trace[name][:40]))
+
+
+def show_recorded(recorded: dict[str, Any], measured: dict[str, Any]) -> None:
+    """The numbers of a checkpoint's training beside those measured here, and whether they agree."""
+    text = "bpc" in measured
+    key, scale, unit = ("bpc", 1, "bits per character") if text else ("error", 100, "% error")
+    for when, numbers in (("recorded", recorded), ("measured", measured)):
+        error, spread = scale * numbers[key], scale * numbers.get(f"{key}_se", 0)
+        beside = f"ponder {numbers['steps']:.3f}, {numbers['sequences']} sequences"
+        say(f"{when}  {error:.3f} ± {spread:.3f} {unit}, {beside}")
+    distance = apart(recorded, measured, key)
+    say(f"they {'agree' if distance <= 3 else 'differ'}: {distance:.1f} standard errors apart")
+
+
+def apart(recorded: dict[str, Any], measured: dict[str, Any], key: str) -> float:
+    """How many standard errors two measurements are apart."""
+    difference = abs(recorded[key] - measured[key])
+    spread = math.hypot(recorded.get(f"{key}_se", 0), measured.get(f"{key}_se", 0))
+    return difference / spread if spread else 0.0 if difference < 1e-9 else math.inf
