@@ -14,7 +14,7 @@ ROOT = Path(pondertime.__file__).parent
 # A module may import those of its own line and of the lines above it. Folders count as one module.
 LAYERS = [
     {"halting", "cells", "config", "data", "progress"},
-    {"sequences", "plain", "reference", "results"},
+    {"sequences", "plain", "reference", "results", "characters"},
     {"compact", "fused"},
     {"backends"},
     {"act"},

@@ -42,7 +42,7 @@ from pondertime.flags import (
     parse_taus,
     pick_device,
 )
-from pondertime.show import describe, say, show_curve, show_recorded, show_times, show_trace, waiting
+from pondertime.show import describe, say, show_curve, show_recorded, show_text, show_times, show_trace, waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +131,8 @@ class Evaluate:
             check_count("sequences", self.sequences)
         device = pick_device(self.device, self.backend)
         from pondertime.checkpoints import Checkpoint, find
-        from pondertime.evaluate import difficulty_curve, evaluate, sample_traces
+        from pondertime.evaluate import portrait
         from pondertime.runs import served_by, write_json
-        from pondertime.sweep import Places, add, entry
 
         folder = find(self.run_folder)
         if isinstance(folder, Checkpoint) and self.results is not None:
@@ -142,27 +141,33 @@ class Evaluate:
         config, task, network = folder.load_network(place, backend=self.backend)
         served_by(network.to(device), device)
         with waiting(f"evaluating {config.name}"):
-            result = evaluate(network, task, sequences=self.sequences, device=device)
-            curve = difficulty_curve(network, task, device=device)
-            traced = sample_traces(network, task, device=device)
-        say(describe(config, result))
-        show_curve(curve)
-        for trace in traced[:2]:
+            found = portrait(network, task, sequences=self.sequences, device=device)
+        say(describe(config, found.result))
+        show_curve(found.difficulty)
+        for trace in found.traces[:2]:
             show_trace(trace)
+        show_text(found.classes, found.boundaries)
         if isinstance(folder, Checkpoint):
-            show_recorded(folder.recorded(), result)
+            show_recorded(folder.recorded(), found.result)
             return
         name = "evaluation.json" if folder.config().size == 1 else f"evaluation-{config.name}.json"
-        write_json(folder.path / name, {**result, "difficulty": curve, "traces": traced})
+        write_json(folder.path / name, found.to_json())
         say(f"all of it: {folder.path / name}")
         if self.results is not None:
-            done = folder.own_result(place)
-            if done is None:
-                raise ConfigError(f"{folder.path}: not finished yet, so not added to {self.results}")
-            if done.get("failed") is not None:
-                raise ConfigError(f"{config.name}: its loss was not finite, so it is not added to {self.results}")
-            places = Places(folder.path.parent, self.results, device)
-            add([entry(config, folder.environment(), folder.metrics(place), done, curve, traced, places)], places)
+            self.add_to_results(folder, place, config, found, device)
+
+    def add_to_results(self, folder: Any, place: int, config: TrainConfig, found: Any, device: str) -> None:
+        """Put a finished network into the result tables."""
+        from pondertime.sweep import Places, add, entry
+
+        done = folder.own_result(place)
+        if done is None:
+            raise ConfigError(f"{folder.path}: not finished yet, so not added to {self.results}")
+        if done.get("failed") is not None:
+            raise ConfigError(f"{config.name}: its loss was not finite, so it is not added to {self.results}")
+        places, made_by = Places(folder.path.parent, self.results or Path("results"), device), folder.environment()
+        parts = found.difficulty, found.traces, places, found.classes, found.boundaries
+        add([entry(config, made_by, folder.metrics(place), done, *parts)], places)
 
 
 @dataclass(frozen=True, kw_only=True)

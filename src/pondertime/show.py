@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pondertime.config import TrainConfig
@@ -66,6 +66,21 @@ def show_trace(trace: dict[str, Any]) -> None:
     """One sequence: inputs, answers and updates of each step."""
     for name in ("input", "output", "steps"):
         say(f"{name:>7}  " + " ".join(str(v) for v in trace[name][:40]))
+
+
+def show_text(classes: Sequence[Any], boundaries: Sequence[Any]) -> None:
+    """Ponder, loss and entropy by kind of character, and how well each tells boundaries; nothing without them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if classes:
+        table = Table("character", "count", "rho", "loss", "entropy", box=None)
+        for row in classes:
+            cells = [f"{getattr(row, k):.2f} ± {getattr(row, k + '_se'):.2f}" for k in ("rho", "loss", "entropy")]
+            table.add_row(row.kind, str(row.characters), *cells)
+        Console().print(table)
+    for row in boundaries:
+        say(f"{row.kind} boundaries by {row.measure}: F1 {row.f1:.3f} ± {row.f1_se:.3f}")
 
 
 def show_recorded(recorded: dict[str, Any], measured: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What is kept of a network: its row, its learning curve, its difficulty points and its traces."""
+"""What is kept of a network: its row, learning curve, difficulty points, traces, and what it does with text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -114,6 +114,35 @@ class SequenceTrace:
                 raise ValueError(f"{name}: expected {'text' if good is _is_text else 'finite numbers'}: {values!r:.60}")
 
 
+@dataclass(frozen=True)
+class CharacterClass:
+    """What a network does at the characters of one kind: means with standard errors over sequences, in bits."""
+
+    kind: str
+    characters: int
+    sequences: int
+    rho: float
+    rho_se: float
+    loss: float
+    loss_se: float
+    entropy: float
+    entropy_se: float
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """How well the boundaries of one kind are told by a measure that reaches a threshold there."""
+
+    kind: str
+    measure: str
+    boundaries: int
+    threshold: float
+    precision: float
+    recall: float
+    f1: float
+    f1_se: float
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
@@ -129,6 +158,8 @@ class Entry(NamedTuple):
     curve: Curve | None = None
     points: Sequence[Point] = ()
     traces: Sequence[SequenceTrace] = ()
+    classes: Sequence[CharacterClass] = ()
+    boundaries: Sequence[Boundary] = ()
 
 
 Record = TypeVar("Record", Curve, Point, SequenceTrace)
