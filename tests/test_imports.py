@@ -22,12 +22,12 @@ LAYERS = [
     {"batches", "networks"},
     {"ensemble"},
     {"runs", "learner", "train", "hogwild", "evaluate"},
-    {"sweep", "engines", "figures", "report", "bench", "checkpoints"},
+    {"sweep", "engines", "figures", "report", "bench", "checkpoints", "claims"},
     {"web", "flags", "show", "cli"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 TRAIN = {"learner", "train", "hogwild", "ensemble", "sweep", "engines"}
-READ = {"figures", "report"}
+READ = {"figures", "claims", "report"}
 
 
 def home(path: Path) -> str:

@@ -1,0 +1,427 @@
+"""Claims on made-up results whose answers are computed by hand."""
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_results import make_results, make_row
+from pondertime import results
+from pondertime.claims import CLAIMS, Evidence, Finding, addition, answer, check, logic, parity, shared, sort, wikipedia
+from pondertime.claims.__main__ import main
+from pondertime.claims.evidence import load, load_all, lowest, rank_correlation, reached
+from pondertime.claims.settings import describe, read_flags, setting
+from pondertime.claims.words import ranges, spread_out
+from pondertime.config import TASK_NAMES
+from pondertime.figures import NAMES
+from pondertime.results import Boundary, CharacterClass, Curve, Entry, Point, Row, SequenceTrace
+
+
+class Table:
+    """Result tables that grow network by network."""
+
+    def __init__(self, folder: Path, task: str) -> None:
+        self.folder, self.task = folder, task
+
+    def add(self, tau: float | None, seed: int, **changes: Any) -> Row:
+        parts = {k: changes.pop(k, ()) for k in ("points", "traces", "classes", "boundaries")}
+        curve = changes.pop("curve", None)
+        changes = {"workers": 1, "steps": 1.0 if tau is None else 2.0, "error": 0.1, "target_error": 0.05} | changes
+        row = make_row(self.task, tau, seed, **changes)
+        results.add_rows(self.folder, self.task, [Entry(row, curve, **parts)])
+        return row
+
+    def errors(self, numbers: dict[float | None, list[float]], **changes: Any) -> None:
+        for tau, errors in numbers.items():
+            for seed, error in enumerate(errors):
+                self.add(tau, seed, error=error, **changes)
+
+    def load(self) -> Evidence:
+        return load(self.folder, self.task)
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
+    return Table(tmp_path, request.param)
+
+
+def of(task: str) -> Any:
+    return pytest.mark.parametrize("table", [task], indirect=True)
+
+
+def found(finding: Finding | None, holds: bool | None, *words: str) -> None:
+    assert finding is not None
+    assert finding.holds is holds, finding.ours
+    for word in words:
+        assert word in finding.ours, finding.ours
+
+
+def points(steps: dict[int, float], errors: dict[int, float] | None = None) -> list[Point]:
+    return [Point(k, 1000, (errors or {}).get(k, 0.0), 0.0, n, n + 0.5) for k, n in steps.items()]
+
+
+def curve(*pairs: tuple[int, float], quantity: str = "error") -> Curve:
+    updates, values = zip(*pairs, strict=True)
+    arrays = {name: [math.nan] * len(pairs) for name in ("error", "target_error", "bpc", "steps")}
+    return Curve(**{"updates": updates, **arrays, quantity: values})  # type: ignore[arg-type]
+
+
+def test_every_claim_has_a_figure_and_an_answer(tmp_path: Path) -> None:
+    """Without results all are open; with results of every kind none fails."""
+    assert {claim.task for claim in CLAIMS} == set(TASK_NAMES)
+    assert {claim.figure for claim in CLAIMS} <= set(NAMES)
+    assert {answer(finding) for _, finding in check(tmp_path / "nothing")} == {"not run yet"}
+    for task in TASK_NAMES:
+        make_results(tmp_path, task)
+    answers = {(claim.task, claim.text): answer(finding) for claim, finding in check(tmp_path)}
+    assert len(answers) == len(CLAIMS)
+    open_ones = {text for (_, text), said in answers.items() if said == "not run yet"}
+    assert open_ones == {
+        "16 asynchronous workers", "at spaces", "at commas and full stops", "at the opening brackets of XML tags",
+        "at ID numbers", "word boundaries told by rho", "sentence boundaries told by rho",
+    }  # fmt: skip
+
+
+@of("parity")
+def test_error_without_act(table: Table) -> None:
+    table.errors({None: [0.36, 0.40, 0.38]})
+    error = statistics.stdev([0.36, 0.40, 0.38]) / math.sqrt(3)
+    found(shared.error_without(0.4, 0.1)(table.load()), True, f"38.0 % ± {100 * error:.1f} %")
+    found(shared.error_without(0.2, 0.2)(table.load()), False)
+    assert shared.solved(0.03, 0.05)(table.load()) is None
+
+
+@of("parity")
+def test_solved_for_which_tau(table: Table) -> None:
+    table.errors({0.001: [0.02, 0.04], 0.002: [0.2, 0.0], 0.01: [0.01, 0.01], 0.03: [0.04, 0.05], 0.1: [0.3, 0.4]})
+    finding = shared.solved(0.03, 0.05)(table.load())
+    found(
+        finding, False, "below 5 % for tau 0.001, 0.01 to 0.03 (3 of the 4", "best 1.0 % (tau 0.01)", "4.5 % ± 0.5 % at"
+    )
+    assert finding is not None and len(finding.rows) == 8
+    found(shared.solved(0.001, 0.05)(table.load()), True, "(1 of the 1 that")
+    found(shared.solved(math.inf, 0.001)(table.load()), False, "below 0.1 % for no tau (0 of the 5")
+
+
+@of("parity")
+def test_sooner_and_more_accurate(table: Table) -> None:
+    for seed in (0, 1):
+        for tau, updates, error in ((0.001, 300, 0.01), (0.01, 200, 0.02), (0.1, 400, 0.03), (1.0, None, 0.4)):
+            steps = [(100, 0.5), (updates or 800, 0.09 if updates else 0.3), (900, error)]
+            table.add(tau, seed, error=error, curve=curve(*steps))
+    e = table.load()
+    assert [reached(e, g.rows[0], 0.1) for g in e.act] == [300, 200, 400, math.inf]
+    # Ranks of tau 0 1 2 3, of the updates 1 0 2 3: 1 - 6 * 2 / (4 * 15).
+    found(shared.sooner(0.1, 1)(e), True, "less than 10 % error 0.80;", "median 300 (tau 0.001)", "never (tau 1)")
+    found(shared.sooner(0.1, -1)(e), False)
+    found(shared.sooner(0.001, 1)(e), False, "none of 8 networks gets below 0.1 % error")
+    found(shared.more_accurate_with_lower_tau(e), True, "with the error 1.00;")
+
+
+def test_rank_correlation() -> None:
+    assert rank_correlation([1, 2, 3, 4], [10, 10, 20, math.inf]) == pytest.approx(4.5 / math.sqrt(5 * 4.5))
+    assert rank_correlation([1, 2, 3], [5, 5, 5]) is None
+
+
+@of("parity")
+def test_ponder_against_bits(table: Table) -> None:
+    table.add(None, 0, error=0.4)
+    for seed in (0, 1):
+        for tau, rate in ((0.001, 0.3), (0.003, 0.2), (0.01, 0.1)):
+            line = {k: 1 + (rate + 0.02 * seed) * k for k in range(1, 65)}
+            table.add(tau, seed, error=0.03, points=points(line))
+        table.add(0.1, seed, error=0.38, points=points(dict.fromkeys(range(1, 65), 1.0)))
+    e = table.load()
+    found(parity.grows_with_difficulty(e), True, "0.2100 ±", "rising in 6 of 6 networks", "linear correlation 1.00")
+    found(
+        shared.slope_against_tau(e),
+        True,
+        "with the slope -1.00",
+        "0.310 ± 0.010 (tau 0.001)",
+        "0.110 ± 0.010 (tau 0.01)",
+    )
+    found(parity.jumps_after_half(e), False, "0 of 2 networks (tau up to 0.001)")
+
+
+@of("parity")
+def test_no_network_that_solves_it(table: Table) -> None:
+    table.add(None, 0, error=0.4)
+    table.add(0.1, 0, error=0.38, points=points({1: 1.0, 64: 1.0}))
+    for check_it in (parity.grows_with_difficulty, shared.slope_against_tau):
+        found(check_it(table.load()), False, "no tau has half the error")
+
+
+@of("parity")
+def test_a_jump_after_32_bits(table: Table) -> None:
+    flat = dict.fromkeys(range(1, 65), 2.0)
+    jumping = {k: 2.0 + (0.5 * (k - 32) if k > 32 else 0) for k in range(1, 65)}
+    for seed, line in enumerate((flat, jumping, flat)):
+        table.add(0.001, seed, points=points(line))
+    rise = statistics.mean(0.5 * (k - 32) for k in range(33, 65))
+    mean, error = rise / 3, rise / 3  # of 0, rise and 0
+    found(parity.jumps_after_half(table.load()), True, "1 of 3 networks", f"rises by {mean:.2f} ± {error:.2f}")
+
+
+@of("parity")
+def test_hard_without_act(table: Table) -> None:
+    errors = {k: 0.0 if k < 17 else 0.3 if k < 49 else 0.5 for k in range(1, 65)}
+    table.add(None, 0, points=points(dict.fromkeys(range(1, 65), 1.0), errors))
+    table.add(0.01, 0, error=0.01, points=points(dict.fromkeys(range(1, 65), 2.0), {k: k / 500 for k in range(1, 65)}))
+    table.add(0.01, 1, error=0.01, points=points(dict.fromkeys(range(1, 65), 2.0), {k: k / 500 for k in range(1, 65)}))
+    table.add(1.0, 0, error=0.3, points=points(dict.fromkeys(range(1, 65), 1.0), errors))
+    e = table.load()
+    found(
+        parity.hard_without(e),
+        True,
+        "without ACT: error 0.0 % (1-16 bits), 50.0 % (49-64), N changes by 0.00; tau from 1 on",
+    )
+    found(parity.best_still_rises(e), True, "1.7 % (1-16 bits), 11.3 % (49-64 bits) at tau 0.01")
+
+
+@of("parity")
+def test_what_is_said_of_every_task(table: Table) -> None:
+    flags = {"command": "pondertime sweep parity --max-steps 100"}
+    for seed, (few, many) in enumerate(((1.0, 9.0), (1.0, 11.0), (1.0, 40.0))):
+        table.add(0.001, seed, steps=many, error=0.02, **flags)
+        table.add(1.0, seed, steps=few, error=0.39 + 0.01 * seed, **flags)
+        table.add(None, seed, error=0.40)
+    e = table.load()
+    found(shared.far_below_limit(e), False, "at most 40.00 (tau 0.001, seed 2); M is 100")
+    found(
+        shared.depends_on_tau(e),
+        True,
+        "N from 1.00 (tau 1) to 20.00 ± 10.02 (tau 0.001)",
+        "error from 2.0 % (tau 0.001)",
+    )
+    found(shared.plain_at_high_tau(e), True, "tau 1: N 1.00, 40.0 % ± 0.6 %; without ACT 40.0 %")
+    deviation = statistics.stdev([9, 11, 40])
+    found(shared.spread_of_ponder(e), True, f"of {deviation:.2f} (tau up to 0.001", "0.00 (tau from 1 on)")
+    table.add(0.001, 0, steps=9.0, error=0.02, **flags)
+    table.add(0.001, 2, steps=24.0, error=0.02, **flags)
+    found(shared.far_below_limit(table.load()), True)
+
+
+@of("parity")
+def test_asynchronous_workers(table: Table) -> None:
+    table.errors({0.01: [0.04, 0.06], None: [0.4, 0.4]})
+    assert shared.same_with_workers(table.load()) is None
+    table.add(0.01, 0, preset="paper", workers=16, error=0.08)
+    found(
+        shared.same_with_workers(table.load()),
+        True,
+        "tau 0.01: 8.0 % with 16 workers (1 networks",
+        "5.0 % ± 1.0 % with one",
+    )
+    table.add(None, 0, preset="paper", workers=16, error=0.5)
+    found(shared.same_with_workers(table.load()), False)
+
+
+@of("logic")
+def test_logic(table: Table) -> None:
+    error = {k: 0.02 * k if k <= 5 else 0.1 + 0.15 * (k - 5) for k in range(1, 11)}
+    for seed in range(4):
+        table.add(
+            None, seed, error=0.6, target_error=0.2 + 0.01 * seed, points=points(dict.fromkeys(error, 1.0), error)
+        )
+        steps = {k: 12.0 - seed if k == 1 else 4.0 if k < 5 else 4.0 + 0.5 * (k - 5) for k in range(1, 11)}
+        ends = 40_000 if seed < 3 else 900_000
+        line = curve((1000, 0.9), (ends, 0.04), (1_000_000, 0.0))
+        table.add(0.0001, seed, error=0.001, target_error=0.0, steps=5.4 + 0.1 * seed, points=points(steps), curve=line)
+        table.add(0.1, seed, error=0.5, target_error=0.2, steps=1.0)
+    e = table.load()
+    found(logic.without_act(e), True, "60.0 % of sequences, 21.5 % ± 0.6 % of targets")
+    found(logic.targets_solved(e), True, "below 1 % for 1 of 1 taus; worst 0.0 % at tau 0.0001")
+    mean = (3 * 40_000 + 900_000) / 4
+    found(
+        logic.solved_after(e),
+        True,
+        f"after {mean:,.0f} ± 215,000 updates (4 of 4 networks)",
+        f"{mean / 16:,.0f} iterations",
+    )
+    found(logic.ponder_at_lowest(e), True, "5.55 ± 0.06 (tau up to 0.0001); 4 of 4 networks between 5 and 6")
+    found(logic.single_gate(e), True, "2 of 4 networks; mean 10.50 ± 0.65, most 12.00 (tau 0.0001, seed 0)")
+    found(logic.grows_from_five(e), True, "0.500 steps a gate from 5 to 10")
+    found(logic.abrupt_after_five(e), True, "of 2.0 % a gate up to 5 gates, of 15.0 % from 5 to 7", "25.0 % (6)")
+
+
+@of("logic")
+def test_logic_otherwise(table: Table) -> None:
+    straight = {k: 0.05 * k for k in range(1, 11)}
+    table.add(None, 0, error=0.5, target_error=0.5, points=points(dict.fromkeys(straight, 1.0), straight))
+    table.add(
+        0.01, 0, target_error=0.02, steps=8.0, curve=curve((1000, 0.9), (2000, 0.5)), points=points({1: 9.0, 2: 9.0})
+    )
+    e = table.load()
+    found(logic.without_act(e), False)
+    found(logic.targets_solved(e), False)
+    found(logic.solved_after(e), False, "none of 1 networks gets below 5 % error")
+    found(logic.ponder_at_lowest(e), False)
+    found(logic.single_gate(e), False, "0 of 1 networks")
+    found(logic.abrupt_after_five(e), False)
+
+
+@of("addition")
+def test_addition(table: Table) -> None:
+    trace = SequenceTrace(["97", "5", "4"], ["", "", ""], ["", "", ""], [1, 3, 3], [1.0, 3.0, 3.5])
+    for seed in range(2):
+        for tau, rate in ((0.0009, 2.0), (0.01, 1.5), (0.1, 1.0 + 0.1 * seed)):
+            line = {d: 1 + rate * d for d in range(1, 6)}
+            solved_at = {0.0009: 900, 0.01: 600, 0.1: 300}[tau]
+            line_of = curve((100, 1.0), (solved_at, 0.05), (1000, 0.0))
+            table.add(tau, seed, error=0.0, points=points(line), curve=line_of, traces=[trace])
+        table.add(None, seed, error=0.3)
+    e = table.load()
+    found(addition.without_act(e), None, "30.0 %")
+    found(addition.linear_in_digits(e), True, "above 0.95 in 6 of 6 networks")
+    found(
+        addition.slope_at_highest(e), True, "1.05 ± 0.05 steps a digit at tau 0.1; 2.00 (tau 0.0009), 1.50 (tau 0.01)"
+    )
+    # 97 + 5 has 3 digits, 102 + 4 has 4: rho is enough at one of two steps.
+    found(addition.at_least_the_digits(e), False, "in 50.0 % of the steps from the second on (tau 0.0009)")
+    found(shared.sooner(0.1, -1)(e), True, "-1.00")
+
+
+@of("sort")
+def test_sort(table: Table) -> None:
+    short = SequenceTrace(["x"] * 10, ["x"] * 10, ["x"] * 10, [1] * 10, [1, 1, 1, 1, 4, 1, 1, 1, 1, 1.0])
+    long = SequenceTrace(["x"] * 20, ["x"] * 20, ["x"] * 20, [1] * 20, [1.0] * 10 + [9] + [1.0] * 9)
+    lengths = range(2, 16)
+    errors = {k: 0.0 if k <= 5 else 0.3 for k in lengths}
+    for seed in range(2):
+        table.add(None, seed, error=0.12, points=points(dict.fromkeys(lengths, 1.0), errors))
+        line = {k: 3 * k**0.5 for k in lengths}
+        table.add(0.001, seed, error=0.06, steps=8.0 + 2 * seed, points=points(line, errors), traces=[short, long])
+        table.add(0.1, seed, error=0.13, steps=1.0, points=points({k: float(k * k) for k in lengths}, errors))
+    e = table.load()
+    found(shared.error_without(0.12, 0.2)(e), True, "12.0 %")
+    found(sort.best_error(e), True, "6.0 % at tau 0.001")
+    found(sort.computation(e), True, "9.0 ± 1.0 times at tau 0.001")
+    found(sort.rises_with_length(e), True, "0.0 % (2-5 numbers), 30.0 % (12-15); 10 points or more in 6 of 6 networks")
+    found(sort.sublinear(e), True, "length to the power 0.50")
+    # The peaks are at the last number and one step after it, 4 and 9 times the median.
+    found(sort.spike(e), True, "0.5 steps from the last number, 6.5 times the median (tau 0.001)")
+    found(sort.spike_grows(e), True, "5.0 more rho at the peak")
+
+
+@of("wikipedia")
+def test_bits_per_character(table: Table) -> None:
+    plain = curve((0, 8.0), (100, 3.0), (500, 2.0), quantity="bpc")
+    better = curve((0, 8.0), (100, 2.9), (500, 1.9), quantity="bpc")
+    for seed in range(2):
+        table.add(None, seed, bpc=2.0, curve=plain)
+        table.add(0.006, seed, bpc=1.9 + 0.02 * seed, steps=1.5, curve=better)
+        table.add(0.1, seed, bpc=2.05, steps=1.0, curve=plain)
+    e = table.load()
+    found(wikipedia.similar_bits(e), True, "1.910 ± 0.010 (tau 0.006), 2.050 (tau 0.1); without ACT 2.000")
+    found(
+        wikipedia.data_efficiency(e),
+        False,
+        "0.050 ± 0.029 bits fewer",
+        "up to 500 updates",
+        "0.100 (tau 0.006), 0.000 (tau",
+    )
+    table.add(0.006, 0, bpc=1.7, updates=99)
+    found(wikipedia.similar_bits(table.load()), None, "not made equal updates")
+
+
+def test_little_ponder(tmp_path: Path) -> None:
+    for task, steps in (("parity", 4.0), ("wikipedia", 1.5)):
+        for seed in range(2):
+            Table(tmp_path, task).add(0.01, seed, steps=steps + 0.1 * seed, bpc=2.0)
+    e = load_all(tmp_path)
+    found(wikipedia.little_ponder(e["wikipedia"]), True, "N 1.55 ± 0.05; parity 4.05 ± 0.05")
+    assert e["sort"].act == [] and set(e["sort"].elsewhere) == {"parity", "wikipedia"}
+
+
+RHO = {"letter": 2.0, "space": 2.5, "comma": 3.0, "full stop": 3.5, "bracket": 2.2, "tag": 2.6, "ID digit": 2.0}
+
+
+def class_rows(**changes: float) -> list[CharacterClass]:
+    rho = RHO | changes
+    loss = {"ID digit": 3.0}
+    return [CharacterClass(k, 100, 50, v, 0.01, loss.get(k, 1.5), 0.02, loss.get(k, 1.4), 0.02) for k, v in rho.items()]
+
+
+@of("wikipedia")
+def test_kinds_of_characters(table: Table) -> None:
+    table.add(0.006, 0, bpc=2.0, classes=class_rows())
+    e = table.load()
+    found(wikipedia.pauses_at_spaces(e), True, "rho 2.00 ± 0.01 (letter), 2.50 ± 0.01 (space)")
+    found(wikipedia.longer_at_marks(e), True, "3.00 ± 0.01 (comma), 3.50 ± 0.01 (full stop)")
+    found(wikipedia.marks_tags(e), True, "2.60 ± 0.01 (tag), 2.20 ± 0.01 (bracket)")
+    found(wikipedia.not_at_numbers(e), True, "loss 1.50 ± 0.02 (letter), 3.00 ± 0.02 (ID digit)")
+    table.add(0.006, 0, bpc=2.0, classes=class_rows(**{"comma": 2.49, "ID digit": 2.1, "tag": 2.01, "space": 1.9}))
+    e = table.load()
+    for claim in (wikipedia.pauses_at_spaces, wikipedia.marks_tags, wikipedia.not_at_numbers):
+        found(claim(e), False)
+    found(wikipedia.longer_at_marks(e), True)
+    table.add(0.006, 1, bpc=2.0, classes=class_rows(space=2.9))
+    found(wikipedia.pauses_at_spaces(table.load()), False, "2.40 ± 0.50 (space)")
+
+
+@of("wikipedia")
+def test_boundaries(table: Table) -> None:
+    f1 = {"rho": 0.8, "loss": 0.6, "entropy": 0.7, "steps": 0.5, "always": 0.3}
+    told = [Boundary("word", measure, 9, 1.0, 0.5, 0.5, value, 0.02) for measure, value in f1.items()]
+    table.add(0.006, 0, bpc=2.0, boundaries=told)
+    text = "F1 0.800 ± 0.020 (rho), 0.600 ± 0.020 (loss), 0.700 ± 0.020 (entropy), 0.500 ± 0.020 (N), 0.300 ± 0.020 (a"
+    found(wikipedia.tells_boundaries("word")(table.load()), True, text)
+    assert wikipedia.tells_boundaries("sentence")(table.load()) is None
+
+
+def test_the_setting_of_a_row() -> None:
+    row = make_row("parity", 0.01, 0, workers=1, command="pondertime sweep parity --learning_rate=1e-3 --max-steps 100")
+    assert setting(row) == (1e-3, 100)
+    assert setting(make_row("parity", 0.01, 0, command="-c")) == (4e-3, 3)
+    assert setting(make_row("addition", 0.01, 0, preset="paper")) == (1e-4, 20)
+    assert read_flags("a --b 'c d' --e=f --g") == {"b": "c d", "e": "f", "g": ""}
+    assert read_flags("it's --b c") == {"b": "c"}
+    both = [row, make_row("parity", 0.02, 0, workers=1, updates=20_000, command="--max-steps 50")]
+    assert describe(both) == "20,000 to 160,000 updates, rate 0.001 to 0.004, M 50 to 100, preset fast"
+
+
+def test_words() -> None:
+    grid = [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert ranges([0.1, 0.2, 0.4, 0.5], grid) == "tau 0.1 to 0.2, 0.4 to 0.5" and ranges([], grid) == "no tau"
+    assert spread_out([str(i) for i in range(9)]) == ["0", "2", "4", "6", "8"]
+
+
+def test_lowest_is_a_quarter(tmp_path: Path) -> None:
+    make_results(tmp_path, "sort", taus=[0.001 * i for i in range(1, 10)], seeds=1)
+    assert [group.tau for group in lowest(load(tmp_path, "sort").act)] == [0.001, 0.002]
+
+
+def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(tmp_path / "results", "parity")
+    table.errors({None: [0.39, 0.41]}, command="pondertime sweep parity | tee", commit="abc")
+    docs = tmp_path / "docs"
+    for folder in ("images", "tasks"):
+        (docs / folder).mkdir(parents=True)
+    (docs / "images" / "parity_bar.png").touch()
+    page = docs / "tasks" / "parity.md"
+    page.write_text("# Parity\n\n## Results beside the paper's\n\n| old |\n\n## Log\n\n- kept\n")
+    (docs / "tasks" / "sort.md").write_text("# Sort\n")
+    args = ["--results", str(table.folder), "--out", str(docs / "results.md")]
+    main(args)
+    text = (docs / "results.md").read_text()
+    setting_of = "160,000 updates, rate 0.004, M 3, preset fast"
+    line = f"| almost 40 % | 40.0 % ± 1.0 % | 2 | {setting_of} | [parity_bar](images/parity_bar.png) | A |"
+    assert line in text and "- A: `pondertime sweep parity | tee`, commit abc\n" in text
+    assert "![parity_bar](images/parity_bar.png)" in text and "| [parity](#parity) | 14 | 1 | 0 | 0 | 13 |" in text
+    assert "/tmp" not in text and str(tmp_path) not in text
+    filled = page.read_text()
+    assert "| old |" not in filled and filled.startswith("# Parity\n") and filled.endswith("\n## Log\n\n- kept\n")
+    assert "| mean error without ACT | almost 40 % | 40.0 % ± 1.0 % |" in filled
+    assert (docs / "tasks" / "sort.md").read_text() == "# Sort\n"
+    main(args)
+    assert (docs / "results.md").read_text() == text and page.read_text() == filled, "the same results, the same page"
+    (table.folder / "parity.csv").write_text("mine")
+    for wrong, words in (
+        (args, "parity.csv, line 1"),
+        ([*args, "--preset", "slow"], "--preset: expected fast or paper"),
+    ):
+        with pytest.raises(SystemExit, match=f"error: .*{words}"):
+            main(wrong)
+    assert capsys.readouterr().out.count("58 claims, 1 with results, 1 as the paper says") == 2
