@@ -93,7 +93,7 @@ def run(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["pondertime", "pondertime.config"])
+@pytest.mark.parametrize("module", ["pondertime", "pondertime.config", "pondertime.claims", "pondertime.characters"])
 def test_torch_is_not_loaded_before_it_is_needed(module: str) -> None:
     run(f"import sys, {module}; assert 'torch' not in sys.modules")
 
