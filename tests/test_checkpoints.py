@@ -212,6 +212,8 @@ def test_the_wheel_has_the_small_ones(tmp_path: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name}
     files = {f"pondertime/_checkpoints/parity-act/{p.name}" for p in (project / "checkpoints/parity-act").iterdir()}
     assert names == {"pondertime/__init__.py", *files}
+    (wheel,) = builder.WheelBuilder(str(project)).build(directory=str(tmp_path), versions=["editable"])
+    assert zipfile.ZipFile(wheel).read("_pondertime.pth").decode().strip() == str(project / "src")
     shutil.rmtree(project / "checkpoints")
     (wheel,) = builder.WheelBuilder(str(project)).build(directory=str(tmp_path), versions=["standard"])
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if "_checkpoints" in name]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from pondertime.train import make_learner, train
 # Networks with more units than this fill the cores by themselves and are trained one by one.
 UNITS_TOGETHER = 256
 GPU_UNITS_TOGETHER = 512
+
+CURVE_POINTS = 300  # of a learning curve in the result tables
 
 Outcome = tuple[TrainConfig, results.Row | RunError]
 
@@ -214,8 +217,19 @@ def entry(
         commit=made_by["commit"],
         command=made_by["command"],
     )
-    curve = {k: [line[k] for line in metrics] for k in ("updates", "error", "target_error", "bpc", "steps")}
+    curve = thinned({k: [line[k] for line in metrics] for k in ("updates", "error", "target_error", "bpc", "steps")})
     return results.make_entry(row, curve, points, traced, classes, boundaries)
+
+
+def thinned(curve: dict[str, list[float]], most: int = CURVE_POINTS) -> dict[str, list[float]]:
+    """A learning curve of at most so many points: means of neighbours, with the updates made at the last of them."""
+    n = len(curve["updates"])
+    width = max(1, math.ceil(n / most))
+    starts = range(0, n, width)
+    return {
+        name: [values[min(i + width, n) - 1] if name == "updates" else fmean(values[i : i + width]) for i in starts]
+        for name, values in curve.items()
+    }
 
 
 def add(entries: list[results.Entry], places: Places) -> None:
