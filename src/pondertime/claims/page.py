@@ -14,14 +14,16 @@ Every claim of the experiments of [Graves 2016](https://arxiv.org/abs/1603.08983
 This page is made by `make results` from the tables in `results/`; the figures are those of `pondertime figures`. What
 differs between the paper's setting and ours is said on each task's page.
 
-How to read it. A number is a mean with its standard error over networks, which differ in their seed (and in tau, where
-a claim is about several time penalties); a single network has none. *Not reached* means that our number is not what the
-paper says. "About", "around" and "roughly" are met within a fifth of the paper's number, "almost" within a tenth, or
-within two standard errors. An order, such as "faster with lower tau", is met if the rank correlation, computed
-for every seed and averaged, is beyond 0.3 and beyond two standard errors. "The lowest tau" is the lowest quarter of the
-grid. "Where solved" are the time penalties with less than half the error of the networks without ACT. "Far below M" is
-below a quarter of it. A setting names the updates made by all workers, Adam's learning rate, the largest N that is
-allowed (M) and the preset; its letter leads to the command and the commit below the table.
+How to read it. A number is a mean with its standard error over networks, which differ in their seed (and in tau,
+where a claim is about several time penalties); a single network has none, but for kinds of characters and boundaries,
+where it is over sequences. *Not reached* means that our number is not what the paper says. "About", "around" and
+"roughly" are met within a fifth of the paper's number, "almost" within a tenth, or within two standard errors. An
+order, such as "faster with lower tau", is met if the rank correlation, computed for every seed and averaged, is
+beyond 0.3 and beyond two standard errors. "The lowest tau" is the lowest quarter of the grid. "Where solved" are the
+time penalties with less than half the error of the networks without ACT. "Far below M" is below a quarter of it. A
+pause is a tenth of rho or more; rho tells boundaries only if N does, too. A setting names the updates made by all
+workers, Adam's learning rate, the largest N that is allowed (M) and the preset; its letter leads to the command and
+the commit below the table.
 """
 
 # Figures that a task's section shows, where docs/images has them.

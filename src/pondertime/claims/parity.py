@@ -1,5 +1,7 @@
 """What the paper says of parity."""
 
+from collections.abc import Callable
+
 from pondertime.claims.evidence import (
     Evidence,
     Finding,
@@ -61,24 +63,24 @@ def is_steep(e: Evidence, row: Row) -> bool:
     return None not in (before, after, rise) and after > 3 * max(before, 0) and rise >= 1  # type: ignore[operator]
 
 
+def over(e: Evidence, quantity: str, low: int, high: int) -> Callable[[Row], float | None]:
+    return lambda row: between(e, row, quantity, low, high)
+
+
 def hard_without(e: Evidence) -> Finding | None:
     """Without ACT and at the highest time penalties the error rises sharply, and ponder does not change."""
     top = highest(e.act) if e.act else []
     parts, used, holds = [], [], True
     for name, chosen in (("without ACT", e.without), (f"tau from {top[0].tau:g} on" if top else "", rows(top))):
-        own, few = measured(chosen, lambda row: between(e, row, "error", 1, 16))
+        own = measured(chosen, over(e, "error", 49, 64))[0]
         if not own:
             continue
-        many, change = (
-            summary(measured(own, number_of)[1])
-            for number_of in (
-                lambda row: between(e, row, "error", 49, 64),
-                lambda row: (between(e, row, "steps", 49, 64) or 0) - (between(e, row, "steps", 1, 16) or 0),
-            )
-        )
-        holds &= many.mean - summary(few).mean > 0.2 and abs(change.mean) < 0.5
+        few, many = (summary(measured(own, over(e, "error", *bits))[1]) for bits in ((1, 16), (49, 64)))
+        short, long = (measured(own, over(e, "steps", *bits))[1] for bits in ((1, 16), (49, 64)))
+        change = summary(b - a for a, b in zip(short, long, strict=True))
+        holds &= many.mean - few.mean > 0.2 and abs(change.mean) < 0.5
         parts.append(
-            f"{name}: error {percent(summary(few))} (1-16 bits), {percent(many)} (49-64), N changes by {number(change)}"
+            f"{name}: error {percent(few)} (1-16 bits), {percent(many)} (49-64), N changes by {number(change)}"
         )
         used += own
     return Finding(holds, "; ".join(parts), used) if parts else None
@@ -89,9 +91,8 @@ def best_still_rises(e: Evidence) -> Finding | None:
     if not e.act:
         return None
     best = min(e.act, key=lambda g: error(g).mean)
-    used, few = measured(best.rows, lambda row: between(e, row, "error", 1, 16))
-    many = measured(used, lambda row: between(e, row, "error", 49, 64))[1]
-    if not used or not many:
+    used, many = measured(best.rows, over(e, "error", 49, 64))
+    if not used:
         return None
-    a, b = summary(few), summary(many)
+    a, b = summary(measured(used, over(e, "error", 1, 16))[1]), summary(many)
     return Finding(above(b, a), f"{percent(a)} (1-16 bits), {percent(b)} (49-64 bits) at tau {best.tau:g}", used)

@@ -37,10 +37,10 @@ def computation(e: Evidence) -> Finding | None:
 
 def rises_with_length(e: Evidence) -> Finding | None:
     """The error grows rapidly with the length, in all networks: by 10 points or more from 2-5 to 12-15 numbers."""
-    used, short = measured([*rows(e.act), *e.without], lambda row: between(e, row, "error", 2, 5))
-    if not used:
+    used, long = measured([*rows(e.act), *e.without], lambda row: between(e, row, "error", 12, 15))
+    short = measured(used, lambda row: between(e, row, "error", 2, 5))[1]
+    if not used or len(short) != len(used):
         return None
-    long = measured(used, lambda row: between(e, row, "error", 12, 15))[1]
     grown = sum(b - a >= 0.1 for a, b in zip(short, long, strict=True))
     text = (
         f"{percent(summary(short))} (2-5 numbers), {percent(summary(long))} (12-15); "

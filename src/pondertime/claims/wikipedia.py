@@ -12,6 +12,7 @@ from pondertime.results.select import Group, Summary, summary
 SHOWN = 6e-3  # the tau of the network whose sequences the paper shows
 SIMILAR = 0.05  # "fairly similar": within this share
 START = 0.2  # learning curves are compared after this share of the training
+PAUSE = 0.1  # of rho: less is no pause, however sure
 
 
 def similar_bits(e: Evidence) -> Finding | None:
@@ -46,7 +47,7 @@ def data_efficiency(e: Evidence) -> Finding | None:
     }
     s = summary(gain(row) for row in acts)
     parts = ", ".join(f"{number(g, 3)} (tau {tau:g})" for tau, g in gains.items())
-    text = f"{number(s, 3)} bits fewer than without ACT up to {end:,} updates: {parts}"
+    text = f"{number(s, 3)} bits below those without ACT up to {end:,} updates: {parts}"
     return Finding(s.mean > 2 * s.error, text, [*acts, *e.without])
 
 
@@ -94,6 +95,12 @@ def used_for(e: Evidence, table: dict) -> list[Row]:
     return [] if group is None else measured(group.rows, lambda row: 0.0 if row.key in table else None)[0]
 
 
+def pauses(at: Callable[[str, str], Summary], kind: str, beside: str) -> bool:
+    """Whether rho is larger at one kind of character than at another, surely and by a pause."""
+    a, b = at(kind, "rho"), at(beside, "rho")
+    return above(a, b) and a.mean - b.mean > PAUSE
+
+
 def said(at: Callable[[str, str], Summary], measure: str, *kinds: str) -> str:
     return ", ".join(f"{number(at(kind, measure))} ({kind})" for kind in kinds)
 
@@ -103,7 +110,7 @@ def pauses_at_spaces(e: Evidence) -> Finding | None:
     at = at_characters(e)
     if at is None:
         return None
-    holds = above(at("space", "rho"), at("letter", "rho"))
+    holds = pauses(at, "space", "letter")
     return Finding(holds, f"rho {said(at, 'rho', 'letter', 'space')}", used_for(e, e.classes))
 
 
@@ -112,7 +119,7 @@ def longer_at_marks(e: Evidence) -> Finding | None:
     at = at_characters(e)
     if at is None:
         return None
-    holds = all(above(at(mark, "rho"), at("space", "rho")) for mark in ("comma", "full stop"))
+    holds = pauses(at, "comma", "space") and pauses(at, "full stop", "space")
     return Finding(holds, f"rho {said(at, 'rho', 'space', 'comma', 'full stop')}", used_for(e, e.classes))
 
 
@@ -121,7 +128,7 @@ def marks_tags(e: Evidence) -> Finding | None:
     at = at_characters(e)
     if at is None:
         return None
-    holds = above(at("tag", "rho"), at("letter", "rho"))
+    holds = pauses(at, "tag", "letter")
     return Finding(holds, f"rho {said(at, 'rho', 'letter', 'tag', 'bracket')}", used_for(e, e.classes))
 
 
@@ -133,25 +140,29 @@ def not_at_numbers(e: Evidence) -> Finding | None:
     number_of, letter = "ID digit", "letter"
     harder = all(above(at(number_of, m), at(letter, m)) for m in ("loss", "entropy"))
     parts = (f"{m} {said(at, m, letter, number_of)}" for m in ("rho", "loss", "entropy"))
-    holds = harder and not above(at(number_of, "rho"), at(letter, "rho"))
+    holds = harder and not pauses(at, number_of, letter)
     return Finding(holds, "; ".join(parts), used_for(e, e.classes))
 
 
 def tells_boundaries(kind: str) -> Callable[[Evidence], Finding | None]:
-    """rho tells where words, or sentences, end better than loss and entropy do."""
+    """rho tells where words, or sentences, end better than loss and entropy do, and N better than nothing.
+
+    The latter, as rho may tell by differences that cost no time.
+    """
 
     def check(e: Evidence) -> Finding | None:
         used = used_for(e, e.boundaries)
         tables = [{b.measure: b for b in e.boundaries[row.key] if b.kind == kind} for row in used]
-        if not tables or not all({"rho", "loss", "entropy"} <= table.keys() for table in tables):
+        if not tables or not all({"rho", "loss", "entropy", "steps", "always"} <= table.keys() for table in tables):
             return None
 
         def pair(item: Boundary) -> tuple[float, float]:
             return item.f1, item.f1_se
 
-        f1 = {m: over_networks([pair(table[m]) for table in tables if m in table]) for m in tables[0]}
+        f1 = {m: over_networks([pair(table[m]) for table in tables]) for m in tables[0]}
         names = {"steps": "N", "always": "a boundary everywhere"}
         text = "F1 " + ", ".join(f"{number(s, 3)} ({names.get(m, m)})" for m, s in f1.items())
-        return Finding(above(f1["rho"], f1["loss"]) and above(f1["rho"], f1["entropy"]), text, used)
+        better = above(f1["rho"], f1["loss"]) and above(f1["rho"], f1["entropy"])
+        return Finding(better and above(f1["steps"], f1["always"]), text, used)
 
     return check
