@@ -81,7 +81,7 @@ def test_a_run_as_a_checkpoint(run: RunFolder, checkout: Path, capsys: pytest.Ca
     assert f"| commit | {run.environment()['commit']}, on " in card
     home = checkout / "checkpoints" / "parity-act"
     assert {p.name for p in home.iterdir()} == {"card.md", "config.json", "model.safetensors", "result.json"}
-    saved = find(Path("parity-act"))
+    saved = find("parity-act")
     assert isinstance(saved, Checkpoint) and saved.config() == run.config()
     expected = run.load_network()[2].state_dict()
     for name, value in saved.load_network()[2].state_dict().items():
@@ -100,7 +100,7 @@ def test_a_run_as_a_checkpoint(run: RunFolder, checkout: Path, capsys: pytest.Ca
 def test_one_network_of_a_grid(tmp_path: Path, checkout: Path, flags: list[str], e: int) -> None:
     folder = grid(tmp_path / "grid")
     checkpoints.main([str(folder.path), *flags, "--name", "x", "--out", str(checkout / "checkpoints")])
-    saved = find(Path("x"))
+    saved = find("x")
     assert saved.config() == folder.config().member(e) and saved.recorded()["error"] == e / 10  # pyrefly: ignore
     stacked = load_file(folder.path / "checkpoint" / "model.safetensors")
     for name, value in load_file(checkout / "checkpoints" / "x" / "model.safetensors").items():
@@ -117,6 +117,25 @@ def test_bfloat16(run: RunFolder, tmp_path: Path) -> None:
     for name, value in Checkpoint(home).load_network()[2].state_dict().items():
         assert value.dtype == torch.float32
         assert torch.equal(value, expected[name].bfloat16().float())
+
+
+def test_a_network_that_reads_text(
+    tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pondertime.evaluate.WIKIPEDIA_SEQUENCES", 60)
+    run = trained(tmp_path / "run", small("wikipedia", data="excerpt", length=60, hidden_size=8, iterations=5))
+    home = make(run, "wikipedia-act", checkout / "checkpoints", bfloat16=True)
+    result = run.result() or {}
+    assert f"| bits per character | {result['bpc']:.3f} ± {result['bpc_se']:.3f} |" in (home / "card.md").read_text()
+    main(["evaluate", "wikipedia-act"])
+    said = capsys.readouterr().out
+    assert f"recorded  {result['bpc']:.3f} ± " in said and "they agree: 0.0 standard errors apart" in said
+    assert "full stop" in said and "word boundaries by entropy: F1 0." in said
+    main(["evaluate", str(run.path), "--results", "results"])
+    assert {path.name for path in Path("results").glob("*.csv")} == {
+        f"wikipedia{kind}.csv" for kind in ("", "-difficulty", "-classes", "-boundaries")
+    }
+    assert {"classes", "boundaries", "traces"} <= json.loads((run.path / "evaluation.json").read_text()).keys()
 
 
 def test_what_makes_no_checkpoint(run: RunFolder, tmp_path: Path) -> None:
@@ -137,23 +156,23 @@ def test_what_makes_no_checkpoint(run: RunFolder, tmp_path: Path) -> None:
 
 def test_names_that_do_not_exist(run: RunFolder, checkout: Path) -> None:
     with pytest.raises(RunError, match=r"chess-act: no run here .* there are no checkpoints here"):
-        find(Path("chess-act"))
+        find("chess-act")
     for name in ("parity-act", "logic-act"):
         make(run, name, checkout / "checkpoints")
     with pytest.raises(RunError, match=r"chess-act: no run here .* the checkpoints are logic-act, parity-act$"):
-        find(Path("chess-act"))
+        find("chess-act")
     with pytest.raises(RunError, match=r"wikipedia-act: no run here .* the checkpoints are logic-act, parity-act$"):
-        find(Path("wikipedia-act"))
+        find("wikipedia-act")
     (checkout / "pyproject.toml").unlink()
     with pytest.raises(RunError, match=r"wikipedia-act: too large to be installed .* checkpoints/wikipedia-act in"):
-        find(Path("wikipedia-act"))
+        find("wikipedia-act")
     assert available() == {}
 
 
 def test_a_folder_of_that_name_comes_first(run: RunFolder, checkout: Path) -> None:
     make(run, "parity-act", checkout / "checkpoints")
     shutil.copytree(run.path, "parity-act")
-    assert type(find(Path("parity-act"))) is RunFolder
+    assert type(find("parity-act")) is RunFolder
 
 
 def test_errors_of_evaluate(run: RunFolder, checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:

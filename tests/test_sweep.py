@@ -70,13 +70,6 @@ def assert_rows_equal_results(places: Places, every: list[TrainConfig]) -> None:
         assert len(traced[row.key]) == 3
 
 
-def test_long_curves_are_thinned() -> None:
-    curve: dict[str, list[float]] = {"updates": [10, 20, 30, 40, 50], "error": [0.5, 0.3, 0.2, 0.0, 0.1]}
-    assert sweep.thinned(curve, 5) == curve
-    assert sweep.thinned(curve, 3) == {"updates": [20, 40, 50], "error": pytest.approx([0.4, 0.1, 0.1])}
-    assert sweep.thinned({"updates": [], "error": []}) == {"updates": [], "error": []}
-
-
 def test_the_plan():
     every = plan(small(), (0.5, 0.25), 3, baseline=True)
     assert [(c.tau, c.force_steps, c.seed) for c in every] == [

@@ -64,8 +64,9 @@ def available() -> dict[str, Path]:
     return {path.parent.name: path.parent for home in folders() for path in sorted(home.glob("*/model.safetensors"))}
 
 
-def find(where: Path) -> RunFolder:
+def find(where: Path | str) -> RunFolder:
     """What lies at a path, a run or a checkpoint; else the checkpoint of that name."""
+    where = Path(where)
     if (where / "model.safetensors").exists():
         return Checkpoint(where)
     name, here = str(where), available()

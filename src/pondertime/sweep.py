@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -217,19 +216,8 @@ def entry(
         commit=made_by["commit"],
         command=made_by["command"],
     )
-    curve = thinned({k: [line[k] for line in metrics] for k in ("updates", "error", "target_error", "bpc", "steps")})
-    return results.make_entry(row, curve, points, traced, classes, boundaries)
-
-
-def thinned(curve: dict[str, list[float]], most: int = CURVE_POINTS) -> dict[str, list[float]]:
-    """A learning curve of at most so many points: means of neighbours, with the updates made at the last of them."""
-    n = len(curve["updates"])
-    width = max(1, math.ceil(n / most))
-    starts = range(0, n, width)
-    return {
-        name: [values[min(i + width, n) - 1] if name == "updates" else fmean(values[i : i + width]) for i in starts]
-        for name, values in curve.items()
-    }
+    curve = results.Curve(*([line[k] for line in metrics] for k in ("updates", *results.QUANTITIES)))  # type: ignore[arg-type]
+    return results.make_entry(row, curve.thinned(CURVE_POINTS), points, traced, classes, boundaries)
 
 
 def add(entries: list[results.Entry], places: Places) -> None:

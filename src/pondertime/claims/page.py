@@ -59,7 +59,7 @@ def section(task: str, found: Sequence[tuple[Claim, Finding | None]], images: Pa
         networks = setting = letter = ""
         if finding is not None:
             networks, setting = str(len(finding.rows)), describe(finding.rows)
-            letter = letters.setdefault(origins(finding.rows), ascii_uppercase[len(letters) % 26])
+            letter = letters.setdefault(origins(finding.rows), ascii_uppercase[len(letters)])
         cells = (claim.text, claim.paper, answer(finding), networks, setting, figure(claim.figure, images), letter)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", *(f"- {letter}: {origin}" for origin, letter in letters.items())]

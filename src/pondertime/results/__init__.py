@@ -16,9 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from pondertime.results.formats import FORMATS
-from pondertime.results.records import Boundary, CharacterClass, Curve, Entry, Key, Point, Row, SequenceTrace, record
+from pondertime.results.records import (
+    QUANTITIES,
+    Boundary,
+    CharacterClass,
+    Curve,
+    Entry,
+    Key,
+    Point,
+    Row,
+    SequenceTrace,
+    record,
+)
 
 __all__ = [
+    "QUANTITIES",
     "Boundary",
     "CharacterClass",
     "Curve",
