@@ -190,6 +190,8 @@ def test_errors_of_evaluate(run: RunFolder, checkout: Path, capsys: pytest.Captu
     model = home / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-10])
     assert "model.safetensors: cannot be read (" in said()
+    (home / "result.json").unlink()
+    assert "not a whole checkpoint (there is no result.json)" in said()
 
 
 def test_how_far_apart() -> None:

@@ -137,6 +137,7 @@ class Evaluate:
         folder = find(self.run_folder)
         if isinstance(folder, Checkpoint) and self.results is not None:
             raise ConfigError(f"--results: {folder.name} is a checkpoint, without the learning curve that goes there")
+        recorded = folder.recorded() if isinstance(folder, Checkpoint) else None
         place = folder.find(seed=self.seed, tau=self.tau)
         config, task, network = folder.load_network(place, backend=self.backend)
         served_by(network.to(device), device)
@@ -147,8 +148,8 @@ class Evaluate:
         for trace in found.traces[:2]:
             show_trace(trace)
         show_text(found.classes, found.boundaries)
-        if isinstance(folder, Checkpoint):
-            show_recorded(folder.recorded(), found.result)
+        if recorded is not None:
+            show_recorded(recorded, found.result)
             return
         name = "evaluation.json" if folder.config().size == 1 else f"evaluation-{config.name}.json"
         write_json(folder.path / name, found.to_json())
