@@ -6,7 +6,7 @@ import multiprocessing as mp
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,13 +19,15 @@ from pondertime import progress, results
 from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, check
 from pondertime.ensemble import stacks
 from pondertime.ensemble.gpu import why_not_gpu_group
-from pondertime.evaluate import MEASURED_TOGETHER, difficulty_curves, sample_traces
+from pondertime.evaluate import MEASURED_TOGETHER, TEXT_SEQUENCES, difficulty_curves, read_text, sample_traces
 from pondertime.runs import RunFolder, make_task, own_part
 from pondertime.train import make_learner, train
 
 # Networks with more units than this fill the cores by themselves and are trained one by one.
 UNITS_TOGETHER = 256
 GPU_UNITS_TOGETHER = 512
+
+CURVE_POINTS = 300  # of a learning curve in the result tables
 
 Outcome = tuple[TrainConfig, results.Row | RunError]
 
@@ -177,7 +179,8 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
             outcomes.append((config, RunError(f"the loss was not finite at iteration {own['failed']}")))
             continue
         traced = sample_traces(network, task, device=places.device)
-        entries.append(entry(config, made_by, metrics.get(e, []), own, points[e], traced, places))
+        read = read_text(network, task, sequences=TEXT_SEQUENCES, device=places.device)
+        entries.append(entry(config, made_by, metrics.get(e, []), own, points[e], traced, places, *read))
         outcomes.append((config, entries[-1].row))
     add(entries, places)
     return outcomes
@@ -191,8 +194,10 @@ def entry(
     points: list[dict[str, Any]],
     traced: list[dict[str, Any]],
     places: Places,
+    classes: Sequence[results.CharacterClass] = (),
+    boundaries: Sequence[results.Boundary] = (),
 ) -> results.Entry:
-    """A finished network as the result tables have it: its row, learning curve, difficulty points and traces."""
+    """A finished network as the result tables have it: its row, learning curve, difficulty points and the rest."""
     row = results.Row(
         task=config.task,
         preset=config.preset,
@@ -211,8 +216,8 @@ def entry(
         commit=made_by["commit"],
         command=made_by["command"],
     )
-    curve = {k: [line[k] for line in metrics] for k in ("updates", "error", "target_error", "bpc", "steps")}
-    return results.make_entry(row, curve, points, traced)
+    curve = results.Curve(*([line[k] for line in metrics] for k in ("updates", *results.QUANTITIES)))  # type: ignore[arg-type]
+    return results.make_entry(row, curve.thinned(CURVE_POINTS), points, traced, classes, boundaries)
 
 
 def add(entries: list[results.Entry], places: Places) -> None:
