@@ -81,14 +81,14 @@ def read_json(path: Path) -> Any:
 
 
 def commit() -> str:
-    """The commit of the checkout this package runs from, "" where there is none."""
+    """The commit of the checkout this package runs from; of a copy without history what PONDERTIME_COMMIT says."""
     here = Path(__file__).parent
     try:
         run = subprocess.run(
             ["git", "-C", str(here), "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, timeout=10
         )
         if run.returncode:
-            return ""
+            return os.environ.get("PONDERTIME_COMMIT", "")
         changed = subprocess.run(
             ["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no", "--", str(here)],
             capture_output=True,
@@ -96,7 +96,7 @@ def commit() -> str:
             timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
+        return os.environ.get("PONDERTIME_COMMIT", "")
     return run.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
@@ -117,7 +117,8 @@ def environment(device: str, backend: str) -> dict[str, Any]:
 
 def command() -> str:
     """The command line as it was typed, without the path of the program."""
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    name = Path(sys.argv[0]).name
+    return " ".join(["pondertime" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
 def own_part(result: dict[str, Any], e: int) -> dict[str, Any]:

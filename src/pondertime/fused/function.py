@@ -97,7 +97,7 @@ def zeros(B: int, H: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.zeros(B, H, dtype=dtype, device=device)
 
 
-def prepare(net: Network, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Inputs, Rules]:
+def prepare(net: Network, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Inputs, Rules]:
     """The tensors and the rules of a call on ``x [T, B, I]`` (or int ``[T, B]``); no state is one of zeros."""
     cell, halt, output = net.cell, net.halt, net.output
     kind, weight = kind_of(cell), cell.weight_hh
@@ -114,7 +114,7 @@ def prepare(net: Network, x: Tensor, state: State | None, lengths: Tensor | None
     half = torch.is_autocast_enabled(x.device.type)
     if half:
         # States, sums and the tape stay float32.
-        x, h, c = (a if a is None or not a.is_floating_point() else a.float() for a in (x, h, c))
+        x, h, c = (x.float() if x.is_floating_point() else x), h.float(), None if c is None else c.float()
     # A read-out that is watched, or of another type, is called; any other is one more product of the loop.
     weight_y, bias_y = (None, None) if output is None or hooked(output) else (output.weight, output.bias)
     if weight_y is not None and (weight_y.dtype != h.dtype or len(weight_y) == 0):

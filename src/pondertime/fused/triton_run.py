@@ -316,7 +316,8 @@ def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> Run
     plan = plan_of(inputs, rules, keep or seen)
     if plan.run is None:
         choose(plan, keep=keep or seen)
-    return plan.run(inputs, rules, plan, keep=keep or seen, seen=seen)
+    served: Any = plan.run
+    return served(inputs, rules, plan, keep=keep or seen, seen=seen)
 
 
 def choose(plan: Plan, *, keep: bool) -> None:
