@@ -81,23 +81,21 @@ def read_json(path: Path) -> Any:
 
 
 def commit() -> str:
-    """The commit of the checkout this package runs from; of a copy without history what PONDERTIME_COMMIT says."""
-    here = Path(__file__).parent
-    try:
-        run = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, timeout=10
-        )
-        if run.returncode:
-            return os.environ.get("PONDERTIME_COMMIT", "")
-        changed = subprocess.run(
-            ["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no", "--", str(here)],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return os.environ.get("PONDERTIME_COMMIT", "")
-    return run.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    """The commit of the checkout this package runs from, "" where there is none; PONDERTIME_COMMIT knows better."""
+    if "PONDERTIME_COMMIT" in os.environ:
+        return os.environ["PONDERTIME_COMMIT"]
+    git = ["git", "-C", str(Path(__file__).parent)]
+
+    def ask(*words: str) -> str | None:
+        try:
+            done = subprocess.run([*git, *words], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return None if done.returncode else done.stdout.strip()
+
+    head = ask("rev-parse", "--short=10", "HEAD")
+    changed = head and ask("status", "--porcelain", "--untracked-files=no", "--", str(Path(__file__).parent))
+    return (head or "") + ("+" if changed else "")
 
 
 def environment(device: str, backend: str) -> dict[str, Any]:
