@@ -104,6 +104,16 @@ class LoopPlan:
         shares = (1 + self.out) * 2 * self.groups * blocks.CG * blocks.BR
         self.work = plan.E * (4 * plan.B * plan.H + shares)
         self.counts = plan.E * (self.groups + plan.T * plan.B)
+        # The mean state is made where somebody wants it: the caller, the read-out, or its derivative.
+        self.mean: tuple[int, ...] | None = None
+        if plan.out == 0:
+            self.mean = (*plan.front, plan.T, plan.B, plan.H)
+        elif self.out == 0 or keep:
+            self.mean = (*plan.front, plan.T * plan.B, plan.H + EXTRAS)
+        self.forward = plan.meta(
+            self.sizes, RAGGED=plan.ragged, KEEP=keep, MEAN=self.mean is not None, BIAS=plan.biased,
+            BIAS_Y=plan.biased_out,
+        )  # fmt: skip
 
 
 class LoopRun(Run):
@@ -123,11 +133,9 @@ class LoopRun(Run):
 
     def forward(self) -> Outputs:
         plan, cut, i, T, B, H = self.plan, self.cut, self.inputs, self.T, self.B, self.H
-        # The mean state is made where somebody wants it: the caller, the read-out, or its derivative.
-        wide = H + EXTRAS if plan.out else H
-        y, mean = None, None
-        if plan.out == 0 or cut.out == 0 or self.keep:
-            mean = self.new(*plan.front, T * B, wide) if plan.out else self.new(*plan.front, T, B, H)
+        y, mean, wide = None, None, H + EXTRAS if plan.out else H
+        if cut.mean is not None:
+            mean = self.new(*cut.mean)
         if cut.out:
             y = self.new(*plan.front, T, B, cut.out, dtype=torch.bfloat16 if plan.half else torch.float32)
         out = self.outputs(mean, zero=False)
@@ -140,13 +148,9 @@ class LoopRun(Run):
         xw = None if cut.project else self.project()
         given = (i.weight_ih, i.weight_hh, i.bias_ih, i.bias_hh, i.halt, i.halt_bias, self.lengths, i.h, i.c)
         given = contiguous(*given, *((i.weight_y, i.bias_y) if cut.out else (None, None)))
-        meta = plan.meta(
-            cut.sizes, RAGGED=plan.ragged, KEEP=self.keep, MEAN=mean is not None, BIAS=plan.biased,
-            BIAS_Y=given[-1] is not None,
-        )  # fmt: skip
         self.starter(
-            forward_kernel, cut.grid, meta, (*given, x), xw, x, given[0], plan.features + 1, plan.features, *given[1:],
-            y, *out, work, self.tape, self.counts, counters(self.device),
+            forward_kernel, cut.grid, cut.forward, (*given, x), xw, x, given[0], plan.features + 1, plan.features,
+            *given[1:], y, *out, work, self.tape, self.counts, counters(self.device),
             T, B, H, self.X, plan.limit, plan.threshold, self.capacity, H + self.extra, wide, **cut.options,
         )()  # fmt: skip
         if plan.out and mean is not None:

@@ -42,6 +42,7 @@ class Plan:
         self.biased = inputs.bias_ih is not None
         self.precision, self.half = precision, precision == HALF.value
         self.out = 0 if inputs.weight_y is None else inputs.weight_y.shape[-2]  # size of the read-out
+        self.biased_out = inputs.bias_y is not None
         self.floating, self.features = inputs.x.is_floating_point(), inputs.weight_ih.shape[-1] - 1
         self.updates: int | None = None  # that the last such call needed
         self.run: Any = None  # the class that serves it
@@ -176,13 +177,17 @@ class Run:
         One that was built before for the same numbers is started without Triton's look at every argument. What it was
         built for includes how the users' tensors are aligned.
         """
-        aligned = tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
-        key = (kernel, id(meta), aligned)
-        built = self.plan.built
+        places = 0
+        for a in users:
+            if a is not None:
+                places |= a.data_ptr()
+        aligned = places % 16 == 0 or tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
+        key, built = (kernel, id(meta), aligned), self.plan.built
 
         def start(*front: Any) -> None:
-            if key in built:
-                launch, constants = built[key]
+            known = built.get(key)
+            if known is not None:
+                launch, constants = known
                 launch(*front, *args, *constants)
                 return
             made = kernel[grid](*front, *args, **meta, **options)

@@ -38,7 +38,13 @@ class TickRun(Run):
         mean = self.new(*plan.front, *((T * B,) if plan.out else (T, B)), H, zero=plan.ragged)
         xw, out, i = self.project(), self.outputs(mean, zero=plan.ragged), self.inputs
         flag = i.weight_ih[..., -1].contiguous()  # a column read by every row at every tick
-        users = contiguous(i.weight_hh, i.bias_ih, i.bias_hh, i.halt, i.halt_bias, self.lengths, i.h, i.c)
+        bias = None
+        if i.bias_ih is not None and i.bias_hh is not None:
+            bias = i.bias_ih + i.bias_hh
+            if plan.kind is GRU:
+                bias[..., 2 * H :] = i.bias_ih[..., 2 * H :]
+        bias_n = i.bias_hh if plan.kind is GRU else None
+        users = contiguous(bias, bias_n, i.halt, i.halt_bias, self.lengths, i.h, i.c)
         self.counts = self.new(2 * E * B * (1 + self.capacity), dtype=torch.int32)
         self.counts[: 2 * E * B].zero_()
         work = self.tape = self.new(3 * E * B * H + E * B)
