@@ -44,8 +44,8 @@ def make_task(config: TrainConfig) -> Task:
 
 def build_all(config: TrainConfig, task: Task, *, backend: str = "auto") -> ACT | Ensemble:
     """The network of a config, or all of them stacked."""
-    networks = [build(config.member(e), task, backend=backend) for e in range(config.members)]
-    if config.members == 1:
+    networks = [build(config.member(e), task, backend=backend) for e in range(config.size)]
+    if config.size == 1:
         return networks[0]
     if backend not in ("auto", "fused", "fused-calls"):
         raise ConfigError(f"--members: networks are trained at once by the fused backend, not by {backend}")

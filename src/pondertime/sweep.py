@@ -26,6 +26,7 @@ from pondertime.train import make_learner, train
 # Networks with more units than this fill the cores by themselves and are trained one by one.
 UNITS_TOGETHER = 256
 GPU_UNITS_TOGETHER = 512
+STACKED_TOGETHER = 64  # networks of several time penalties on a GPU
 
 CURVE_POINTS = 300  # of a learning curve in the result tables
 
@@ -115,14 +116,22 @@ def together(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
             fresh.append(config)
         elif whole not in jobs:
             jobs.append(whole)
-    grid = whole_grid(fresh) if places.device.startswith("cuda") and can_join(fresh, places) else None
-    return jobs + ([grid] if grid is not None else seeds_together(fresh, places))
+    if not places.device.startswith("cuda") or not can_join(fresh, places):
+        return jobs + seeds_together(fresh, places)
+    if not fresh or why_not_gpu_group(fresh, make_task(fresh[0])) is None:
+        grid = whole_grid(fresh)
+        return jobs + ([grid] if grid is not None else seeds_together(fresh, places))
+    # Stacked networks halt by the same rules.
+    with_act = [c for c in fresh if c.tau is not None]
+    grid = whole_grid(with_act) if len(with_act) <= STACKED_TOGETHER else None
+    rest = fresh if grid is None else [c for c in fresh if c.tau is None]
+    return jobs + ([] if grid is None else [grid]) + seeds_together(rest, places)
 
 
 def whole_grid(configs: list[TrainConfig]) -> TrainConfig | None:
-    """One config for all, if they are every tau with every seed and fit a GPU's programs."""
+    """One config for all, if they are every tau with every seed."""
     taus, seeds = tuple(dict.fromkeys(c.tau for c in configs)), sorted({c.seed for c in configs})
-    if len(configs) < 2 or why_not_gpu_group(configs, make_task(configs[0])) is not None:
+    if len(configs) < 2:
         return None
     grid = replace(configs[0], tau=None, force_steps=None, seed=seeds[0], members=len(seeds), taus=taus)
     return grid if {grid.member(e) for e in range(grid.size)} == set(configs) and grid.size == len(configs) else None

@@ -31,7 +31,11 @@ class TickRun(Run):
         plan.updates = self.ticks
 
     def product(self, a: Tensor, weight: Tensor, out: Tensor) -> None:
-        (torch.bmm if a.dim() == 3 else torch.mm)(a, weight, out=out)
+        multiply: Any = torch.bmm if a.dim() == 3 else torch.mm
+        if a.dtype == out.dtype:
+            multiply(a, weight, out=out)
+        else:
+            multiply(a, weight, out_dtype=out.dtype, out=out)
 
     def forward(self) -> Outputs:
         plan, E, T, B, H, cuda = self.plan, self.E, self.T, self.B, self.H, self.device.type == "cuda"
@@ -57,7 +61,7 @@ class TickRun(Run):
             # What the products see of the states.
             state, weight = state.bfloat16(), weight.bfloat16()
             short = now = torch.empty_like(state)
-        made = self.new(*plan.front, B, plan.P, dtype=state.dtype)
+        made = self.new(*plan.front, B, plan.P, dtype=torch.float32 if cuda else state.dtype)
         meta = plan.meta(self.sizes, RAGGED=plan.ragged, KEEP=self.keep, BIAS=plan.biased)
         start = self.starter(
             tick_forward, (B, E, 1), meta, (flag, *users), made, xw, flag, *users,
@@ -96,7 +100,7 @@ class TickRun(Run):
         gates = self.parts(rows)[1].view(E, self.capacity, B, -1)[..., : plan.P]
         if plan.half:
             weight, short = weight.bfloat16(), self.new(*plan.front, B, plan.P, dtype=torch.bfloat16)
-        made = torch.empty_like(i.h, dtype=weight.dtype)
+        made = torch.empty_like(i.h, dtype=torch.float32 if i.h.is_cuda else weight.dtype)
         meta = plan.meta(self.sizes, RAGGED=plan.ragged, LAST=last)
         start = self.starter(
             tick_backward, (B, E, 1), meta, (halt, self.lengths, *given[:4]), made, halt, self.lengths, *given,
