@@ -16,7 +16,9 @@ from pondertime.bench import WORKLOADS, Workload, contestants, inputs, network, 
 
 CALLS = 5
 # The largest relative difference to float64 that counts as equal.
-EQUAL = {"float32": 2e-4, "tf32": 2e-2}
+EQUAL = {"float32": 2e-4, "tf32": 2e-2, "bfloat16": 1e-1}
+# Row groups of the curve of ragged halting: more than a device has multiprocessors.
+TILES, TILE = 512, 16
 
 
 def on_device(w: Workload, N: Tensor) -> tuple[Any, Tensor]:
@@ -73,9 +75,51 @@ def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, fl
 
 
 def run(name: str, seconds: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Time one workload in both precisions, and the ensembles of its networks; returns the rows of the table."""
+    """Time one workload in every precision, and the ensembles of its networks; returns the rows of the table."""
     rows = [row for precision in EQUAL for row in run_in(precision, name, seconds, say)]
-    return rows + (ensembles(name) if name in ("parity", "logic") else [])
+    if name == "parity":
+        rows += curve(seconds)
+    if name in ("parity", "logic"):
+        return rows + ensembles(name)
+    return rows + (stacked(name, seconds) if name in ("addition", "sort") else [])
+
+
+def curve(seconds: float) -> list[dict[str, Any]]:
+    """Time against the mean over tiles of the tile's largest N, with more tiles than multiprocessors."""
+    w = WORKLOADS["parity"]
+    generator, k, rows = torch.Generator().manual_seed(0), w.updates, TILES * TILE
+    drawn = torch.randint(1, 2 * k, (rows,), generator=generator)
+    halting = {
+        f"every N = {k}": torch.full((rows,), k),
+        "N uniform on 1..9, sorted": drawn.sort().values,
+        "N uniform on 1..9": drawn,
+        "one tile in four N = 20, else 2": torch.where(torch.arange(rows) // TILE % 4 == 0, 20, 2),
+        "one row in 64 N = 20, else 2": torch.where(torch.arange(rows) % 64 == 0, 20, 2),
+        "every N = 20": torch.full((rows,), 20),
+    }
+    calls: dict[str, Callable[[], Any]] = {}
+    for name, N in halting.items():
+        net, x = on_device(w, N.double())
+        calls[name] = lambda net=net, x=x: net(x)
+    with torch.no_grad():
+        times = measure(calls, seconds)
+    return [
+        {"workload": "parity", "mode": f"inference, float32, {rows} rows", "halting": name,
+         "contestant": f"fused, largest N of a tile {halting[name].view(-1, TILE).amax(1).double().mean():.2f}",
+         "value": t, "unit": "ms", "ratio": None}
+        for name, t in times.items()
+    ]  # fmt: skip
+
+
+def stacked(name: str, seconds: float) -> list[dict[str, Any]]:
+    """Updates a second of 20 networks at once through the stacked kernels, and of one at a time."""
+    found = {members: rates.learner_rate(name, members, seconds) for members in (1, 20)}
+    names = {1: "one by one, float32", 20: "20 at once, bfloat16"}
+    return [
+        {"workload": name, "mode": "training", "halting": "as it begins", "contestant": names[members], "value": rate,
+         "unit": "updates/s", "ratio": rate / found[1]}
+        for members, rate in found.items()
+    ]  # fmt: skip
 
 
 def ensembles(name: str) -> list[dict[str, Any]]:
@@ -93,23 +137,27 @@ def ensembles(name: str) -> list[dict[str, Any]]:
         *rows,
         {**whole, "value": grid["updates/s"]},
         {**whole, "value": grid["busy"], "unit": "busy"},
+        {**whole, "value": grid["busy as crowded"], "unit": "busy, by the cost of as many networks"},
         {**whole, "value": grid["GiB"], "unit": "GiB"},
     ]
 
 
 def run_in(precision: str, name: str, seconds: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Time one workload in ``float32`` or ``tf32``; returns the rows of the table."""
+    """Time one workload in ``float32``, ``tf32`` or, under autocast, ``bfloat16``; returns the rows of the table."""
     w = WORKLOADS[name]
     equal = torch.full((w.batch_size,), float(w.updates)).double()
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     rows = []
+    half = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bfloat16")
     try:
-        worst = max(check(w, N, precision) for N in (equal, ragged(w)))
+        with half:
+            worst = max(check(w, N, precision) for N in (equal, ragged(w)))
         for mode, halting, N in (
             ("train", "equal", equal), ("inference", "equal", equal), ("train", "ragged", ragged(w)),
         ):  # fmt: skip
-            times = measure(contestants(w, N, train=mode == "train", device="cuda", names=("fused",)), seconds)
+            with half:
+                times = measure(contestants(w, N, train=mode == "train", device="cuda", names=("fused",)), seconds)
             rows += [
                 {"workload": name, "mode": f"{mode}, {precision}", "halting": halting, "contestant": k, "value": t,
                  "unit": "ms", "ratio": t / times["cuDNN"]}

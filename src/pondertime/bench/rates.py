@@ -14,6 +14,7 @@ import torch
 from pondertime.config import TrainConfig, make_config, paper_grid
 from pondertime.ensemble.gpu import GpuGroup
 from pondertime.runs import make_task
+from pondertime.train import make_learner
 
 
 def fixed(task: str, networks: int, **overrides: Any) -> list[TrainConfig]:
@@ -103,6 +104,8 @@ def grid_run(task: str, seeds: int, updates: int, line: tuple[float, float], **o
     made, cells = sum(group.iterations) - len(configs), sum(group.cells)
     return {
         "networks": len(configs),
+        "updates": made,
+        "cells": cells,
         "seconds": seconds,
         "kernel seconds": group.seconds,
         "updates/s": made / seconds,
@@ -116,12 +119,33 @@ def grid_run(task: str, seeds: int, updates: int, line: tuple[float, float], **o
     }
 
 
+def learner_rate(task: str, members: int, seconds: float) -> float:
+    """Updates a second over all networks, data and Adam included, of a Learner on a GPU, from its first updates on."""
+    config = make_config(task, members=members, iterations=10**9)
+    learner = make_learner(config, make_task(config), "cuda", "auto")
+    for _ in range(5):
+        learner.advance(10**9)
+    torch.cuda.synchronize()
+    start, before = time.perf_counter(), learner.work
+    while time.perf_counter() - start < seconds:
+        learner.advance(10**9)
+    torch.cuda.synchronize()
+    return (learner.work - before) / (time.perf_counter() - start)
+
+
 def measure(task: str, *, seeds: int = 20, updates: int = 10_000, networks: int | None = None) -> dict[str, Any]:
-    """The rates at N = 2, 5 and 10 of as many networks as there are multiprocessors, and the paper's grid."""
-    networks = networks or torch.cuda.get_device_properties("cuda").multi_processor_count
-    rates = fixed_rates(task, (2, 5, 10), networks, 1024)
-    line = cost_line(rates, networks)
-    return {"fixed": rates, "line": line, "grid": grid_run(task, seeds, updates, line)}
+    """The rates at N = 2, 5 and 10 of as many networks as there are multiprocessors, and the paper's grid.
+
+    How busy the grid is, is counted twice: by what an update costs when there are as many networks as
+    multiprocessors, and when there are as many as in the grid, which do not fit the cache.
+    """
+    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    rates = fixed_rates(task, (2, 5, 10), networks or processors, 1024)
+    line = cost_line(rates, processors)
+    run = grid_run(task, seeds, updates, line)
+    crowd = cost_line(fixed_rates(task, (2, 10), run["networks"], 512), processors)
+    share = (run["updates"] * crowd[0] + run["cells"] * crowd[1]) / (processors * run["seconds"])
+    return {"fixed": rates, "line": line, "crowded line": crowd, "grid": {**run, "busy as crowded": share}}
 
 
 if __name__ == "__main__":
