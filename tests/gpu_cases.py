@@ -65,7 +65,8 @@ def compare(kind: str, sizes: tuple[int, int, int, int], device: str, *, lengths
         cell = nn.LSTMCell if kind == "lstm" else nn.GRUCell if kind == "gru" else nn.RNNCell
         net = pt.ACT(cell(inputs + 1, H, bias=False), 2, halt_bias=-1.0).double()
     x = torch.randint(0, inputs, (T, B)) if integers else torch.randn(T, B, inputs).double()
-    state = tree_map(lambda a: a.float().double(), random_state(kind, B, H))
+    # Laid out as nobody expects.
+    state = tree_map(lambda a: a.float().double().t().contiguous().t(), random_state(kind, B, H))
     lengths = None if lengths is None else torch.tensor(lengths)
     net.backend = "reference"
     expected, gradients = differentiate(net, x, state, lengths)
@@ -130,24 +131,35 @@ def compare_half(
             assert (found[name] - g).abs().max() <= 2 * TOLERANCE[torch.bfloat16] * max(1, g.abs().max()), name
 
 
-def compare_stacked(kind: str, device: str, E: int = 3) -> None:
-    """Assert that stacked networks compute what each does alone: outputs, N and every gradient."""
+def compare_stacked(kind: str, device: str, T: int = 3, *, half: bool = False) -> None:
+    """Assert that stacked networks compute what each does alone: outputs, N and every gradient.
+
+    ``half``: with bfloat16 products; then the halting unit hardly sees the state.
+    """
     torch.manual_seed(0)
-    networks = [make(kind, 3, 17, max_steps=6).float() for _ in range(E)]
-    x, lengths = torch.randn(3, E, 5, 3), torch.tensor([[3, 1, 2, 3, 2], [1, 3, 3, 2, 1], [2, 2, 3, 1, 3]])
-    stack = Ensemble(networks).to(device)
-    y, ponder = stack(x.to(device), lengths)
-    weighted((y.cpu(), ponder.cost.cpu())).backward()
-    parts = weighted_parts((y, ponder.cost))
+    networks = [make(kind, 3, 17, max_steps=6).float() for _ in range(3)]
+    for net in networks if half else []:
+        with torch.no_grad():
+            net.halt.weight.mul_(0.02)
+            net.halt.bias.fill_(-0.8)
+    x, lengths = torch.randn(T, 3, 5, 3), torch.tensor([[3, 1, 2, 3, 2], [1, 3, 3, 2, 1], [2, 2, 3, 1, 3]]).clamp(max=T)
+    stack, precision = Ensemble(networks).to(device), torch.bfloat16 if half else torch.float32
+    inputs, rules = stack.prepare(x.to(device), lengths)
+    out = function.fused_networks(inputs, rules._replace(half=half))
+    assert out.y.dtype == torch.float32
+    y, rho, cost = out.y.transpose(0, 1), out.rho.transpose(0, 1), out.cost
+    weighted((y.cpu(), rho.cpu(), cost.cpu())).backward()
+    parts = weighted_parts((y, rho, cost))
     for e, net in enumerate(networks):
         net = net.double()
         net.backend = "reference"
         output, _, alone = net(x[:, e].double(), None, lengths[e])
-        assert_same((y[:, e].cpu(), ponder.steps[:, e].cpu()), (output, alone.steps), torch.float32)
-        ((output * parts[0][:, e]).sum() + (alone.cost * parts[1][e]).sum()).backward()
+        assert_same((y[:, e].cpu(), out.steps[e].cpu()), (output, alone.steps), precision)
+        loss = (output * parts[0][:, e]).sum() + (alone.rho * parts[1][:, e]).sum() + (alone.cost * parts[2][e]).sum()
+        loss.backward()
         for name, p in net.named_parameters():
             made: Any = stack.weights(name).grad
-            assert_same(made[e].cpu(), p.grad, torch.float32, name)
+            assert_same(made[e].cpu(), p.grad, precision, name)
 
 
 def weighted_parts(tree: tuple[Tensor, ...]) -> list[Tensor]:
@@ -169,9 +181,11 @@ def main(kinds: list[str]) -> None:
             compare(kind, (2, 3, 3, 17), "cpu", lengths=[2, 1, 2], max_steps=4)
             if kind == "lstm":
                 compare_stacked(kind, "cpu")
+                compare_stacked(kind, "cpu", T=1)
             serve_by(patch, "ticks")
             if kind == "gru":
-                compare_stacked(kind, "cpu")
+                compare_stacked(kind, "cpu", T=1)
+                compare_stacked(kind, "cpu", half=True)
             compare(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], integers=kind == "gru", max_steps=5)
             compare(kind, (2, 2, 3, 5), "cpu", force_steps=2)
             # The interpreter's own products do not know bfloat16: the loop is compared on a GPU.

@@ -50,6 +50,33 @@ def test_stacked_networks(kind: str, way: str, monkeypatch: pytest.MonkeyPatch) 
     if way == "ticks":
         serve_by(monkeypatch, way)
     compare_stacked(kind, "cuda")
+    compare_stacked(kind, "cuda", T=1)
+    if kind != "rnn_relu":
+        compare_stacked(kind, "cuda", half=True)
+
+
+@pytest.mark.parametrize("outputs", [2, 40])
+def test_backward_inside_autocast_of_what_was_computed_outside(outputs: int) -> None:
+    """And the first backward pass of a shape through the cost alone."""
+    torch.manual_seed(0)
+    net: Any = pt.ACT(nn.LSTMCell(4, 20), outputs, force_steps=2).cuda()
+    x = torch.randn(3, 5, 3, device="cuda")
+    for first in (False, True):
+        gradients = []
+        for inside in (False, True):
+            result = net(x)
+            loss = result.ponder.cost.sum() if first else result.output.square().sum()
+            with torch.autocast("cuda", torch.bfloat16, enabled=inside):
+                gradients.append(torch.autograd.grad(loss, list(net.parameters())))
+        assert_same(gradients[1], gradients[0], torch.float32)
+    with torch.autocast("cuda", torch.bfloat16):
+        net(x).ponder.cost.sum().backward()
+        net.zero_grad()
+        net(x).output.float().square().sum().backward()
+    for p, g in zip(
+        net.parameters(), torch.autograd.grad(net(x).output.square().sum(), list(net.parameters())), strict=True
+    ):
+        assert p.grad is not None and (p.grad - g).norm() <= 0.05 * g.norm() + 1e-6
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(200, None), (40, 17), (129, 2), (100, 1)])

@@ -245,7 +245,7 @@ class Sweep(NetworkFlags):
             say(f"  and {len(todo) - 5} more")
         if todo:
             jobs = sweep.together(todo, places)
-            seconds = sweep.estimate(jobs[0], places.device, self.backend) * len(jobs)
+            seconds = sweep.estimate(jobs[0], places.device, self.backend) / jobs[0].size * sum(j.size for j in jobs)
             say(f"about {sweep.total_time(seconds / self.processes)} at the speed of the first updates")
 
 

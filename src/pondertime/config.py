@@ -247,12 +247,13 @@ def check(config: TrainConfig) -> None:
             raise ConfigError(f"{flag(name)}: expected a number of at least 1, got {value}")
     if config.force_steps is not None and config.force_steps > config.max_steps:
         raise ConfigError(f"--force-steps: expected at most --max-steps {config.max_steps}, got {config.force_steps}")
-    if config.members > 1 and config.workers > 1:
+    if config.size > 1 and config.workers > 1:
         raise ConfigError("--members: networks trained at once are synchronous; use --workers 1")
     if not 0 <= config.seed <= config.seeds[-1] < 2**63:
         raise ConfigError(f"--seed: expected a number from 0 to 2^63 - 1, got {config.seed}")
-    if config.tau is not None and not 0 <= config.tau < float("inf"):
-        raise ConfigError(f"--tau: expected a number of at least 0, got {config.tau}")
+    for tau in (config.tau, *config.taus):
+        if tau is not None and not 0 <= tau < float("inf"):
+            raise ConfigError(f"--tau: expected a number of at least 0, got {tau}")
     if not 0 < config.epsilon < 1:
         raise ConfigError(f"--epsilon: expected a number between 0 and 1, got {config.epsilon}")
     if not 0 < config.learning_rate < float("inf"):

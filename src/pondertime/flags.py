@@ -131,4 +131,6 @@ def pick_device(device: str, backend: str, workers: int = 1) -> str:
         raise ConfigError(f"--device: there is no {device} here, only {torch.cuda.device_count()} CUDA devices")
     if kind.type == "cuda" and workers > 1:
         raise ConfigError("--device: the workers of Hogwild share memory on the CPU; use cpu, or --workers 1")
+    if kind.type == "cuda":
+        torch.cuda.set_device(kind.index or 0)  # kernels are started on the current one
     return device

@@ -82,7 +82,9 @@ class Learner:
         configs = [config.member(e) for e in range(config.size)]
         self.batches = Batches(task, config.batch_size, [c.seed for c in configs], worker, device)
         # One for all, or [E].
-        self.tau: Any = torch.tensor([c.tau for c in configs], device=device) if config.taus else config.tau or 0.0
+        self.tau: Any = configs[0].tau or 0.0
+        if config.taus and config.size > 1:
+            self.tau = torch.tensor([c.tau for c in configs], device=device)
         self.weights = weights or Weights(network, self.members)
         self.weights.attach(network)
         self.backend = network.resolve(device)

@@ -82,8 +82,9 @@ def read_json(path: Path) -> Any:
 
 def commit() -> str:
     """The commit of the checkout this package runs from, "" where there is none; PONDERTIME_COMMIT knows better."""
-    if "PONDERTIME_COMMIT" in os.environ:
-        return os.environ["PONDERTIME_COMMIT"]
+    known = os.environ.get("PONDERTIME_COMMIT")
+    if known:
+        return known
     git = ["git", "-C", str(Path(__file__).parent)]
 
     def ask(*words: str) -> str | None:

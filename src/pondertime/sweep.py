@@ -122,10 +122,13 @@ def together(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
         grid = whole_grid(fresh)
         return jobs + ([grid] if grid is not None else seeds_together(fresh, places))
     # Stacked networks halt by the same rules.
-    with_act = [c for c in fresh if c.tau is not None]
-    grid = whole_grid(with_act) if len(with_act) <= STACKED_TOGETHER else None
-    rest = fresh if grid is None else [c for c in fresh if c.tau is None]
-    return jobs + ([] if grid is None else [grid]) + seeds_together(rest, places)
+    taus = list(dict.fromkeys(c.tau for c in fresh if c.tau is not None))
+    some = max(1, STACKED_TOGETHER * len(taus) // max(1, sum(c.tau is not None for c in fresh)))
+    for first in range(0, len(taus), some):
+        here = [c for c in fresh if c.tau in taus[first : first + some]]
+        grid = whole_grid(here)
+        jobs += [grid] if grid is not None and len(grid.taus) > 1 else seeds_together(here, places)
+    return jobs + seeds_together([c for c in fresh if c.tau is None], places)
 
 
 def whole_grid(configs: list[TrainConfig]) -> TrainConfig | None:
@@ -144,7 +147,8 @@ def seeds_together(configs: list[TrainConfig], places: Places) -> list[TrainConf
     for config in configs:
         alike = replace(config, seed=0)
         i = last.get(alike)
-        if i is not None and jobs[i].seeds.stop == config.seed and can_join([config], places):
+        full = places.device != "cpu" and i is not None and jobs[i].members >= STACKED_TOGETHER
+        if i is not None and not full and jobs[i].seeds.stop == config.seed and can_join([config], places):
             jobs[i] = replace(jobs[i], members=jobs[i].members + 1)
         else:
             last[alike] = len(jobs)

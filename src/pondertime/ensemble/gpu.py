@@ -41,11 +41,6 @@ def why_not_gpu_group(configs: list[TrainConfig], task: Task) -> str | None:
     return None
 
 
-def padded(size: int) -> int:
-    """The power of two that a tile's side of ``size`` is rounded up to."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
 class GpuGroup:
     """E networks of one shape, each with its own tau, learning rate and seed, trained on one device."""
 

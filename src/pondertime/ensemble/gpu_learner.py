@@ -63,7 +63,7 @@ class GpuLearner:
     def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         if len(counters["iterations"]) != len(self.configs):
-            raise ValueError("its networks were trained on a CPU: go on with them there")
+            raise ValueError("its networks were trained stacked, not one a program: go on with them as before")
         sums = torch.tensor(counters["sums"], dtype=torch.float64, device=self.group.device)
         self.group.load(tensors, [int(i) for i in counters["iterations"]], sums)
         self.group.stop([int(e) for e in counters["failed"]])

@@ -8,10 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from pondertime.batches import measure_every
-from pondertime.ensemble.gpu import SLOTS, padded
+from pondertime.ensemble.gpu import SLOTS
 from pondertime.ensemble.lstm_kernel import train_lstm
 from pondertime.ensemble.ring import CHUNKS
 from pondertime.ensemble.rnn_kernel import train_rnn
+from pondertime.fused.common import padded
 
 TYPES: dict[str, tuple[torch.dtype, Any, str]] = {
     "bfloat16": (torch.bfloat16, tl.bfloat16, "ieee"),

@@ -42,6 +42,10 @@ class Ring:
         rows = shape[3] if task.steps > 1 else 0
         self.lengths = torch.zeros(shape[0], CHUNKS, rows, dtype=torch.int8, device=device)
         self.first = [0] * len(configs)  # the first chunk that has not been drawn
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.words.device))
+            for a in (self.words, self.target, self.lengths):
+                a.record_stream(self.stream)
 
     def start(self, iterations: list[int]) -> None:
         """Forget what was drawn; networks go on from these iterations."""

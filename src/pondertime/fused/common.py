@@ -198,6 +198,11 @@ def by_read_out(
     return torch.bmm(rows, i.weight_y).view(mean.shape), d_weight, None if i.bias_y is None else rows.sum(1)
 
 
+def padded(size: int) -> int:
+    """The power of two that a side of a tile of a GPU's product is rounded up to."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
 class Sums(NamedTuple):
     """What the loop of a backward pass leaves to be spread over the inputs."""
 

@@ -18,6 +18,10 @@ _rows: dict[tuple[int, ...], int] = {}
 
 def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: bool = False) -> Any:
     """Run E networks forward: on a GPU with Triton, else with the C loop, or with plain calls where there is none."""
+    if torch.is_autocast_enabled(inputs.h.device.type):
+        # The rules say which products are made in bfloat16.
+        with torch.autocast(inputs.h.device.type, enabled=False):
+            return make_run(inputs, rules, plain=plain, keep=keep, seen=seen)
     if inputs.h.is_cuda:
         from pondertime.fused import triton_run
 
@@ -44,7 +48,7 @@ class Fused(torch.autograd.Function):
         run = make_run(Inputs(*tensors), rules, plain=plain, keep=True)
         # A result must not be held by what it holds: that would never be freed.
         outputs, run.out = tuple(run.out.whole()), None
-        ctx.run, ctx.options = run, (rules, plain)
+        ctx.run, ctx.options, ctx.device = run, (rules, plain), outputs[1].device.type
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(outputs[3])
         ctx.set_materialize_grads(False)
@@ -52,6 +56,9 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any):  # type: ignore[override]
+        if torch.is_autocast_enabled(ctx.device):
+            with torch.autocast(ctx.device, enabled=False):
+                return Fused.backward(ctx, *grads)
         with torch.no_grad():
             made = Fused.once(ctx, *grads)
         if torch.is_grad_enabled():
@@ -90,11 +97,17 @@ def fused_networks(inputs: Inputs, rules: Rules, *, plain: bool = False) -> Outp
     return Outputs(*Fused.apply(rules, plain, *inputs))
 
 
+def first_state(weight: Tensor, B: int, H: int) -> Tensor:
+    """Zeros, which nobody writes to; on a GPU, where a call costs more than the numbers, the same ones each time."""
+    if not weight.is_cuda or torch._C._len_torch_dispatch_stack() or torch.cuda.is_current_stream_capturing():
+        return weight.detach().new_zeros(B, H)
+    return kept_zeros(B, H, weight.device, torch._C._cuda_getCurrentRawStream(weight.device.index))
+
+
 @functools.lru_cache(maxsize=16)
-def zeros(B: int, H: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The first state, which nobody writes to."""
+def kept_zeros(B: int, H: int, device: torch.device, stream: int) -> Tensor:
     with torch.inference_mode(False):
-        return torch.zeros(B, H, dtype=dtype, device=device)
+        return torch.zeros(B, H, device=device)
 
 
 def prepare(net: Network, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Inputs, Rules]:
@@ -108,7 +121,7 @@ def prepare(net: Network, x: Tensor, state: Any, lengths: Tensor | None) -> tupl
         lengths = lengths.unsqueeze(0).long().contiguous()
     biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
     if state is None:
-        state = zeros(x.shape[1], cell.hidden_size, weight.dtype, weight.device)
+        state = first_state(weight, x.shape[1], cell.hidden_size)
         state = (state, state) if kind.leaves == 2 else state
     h, c = state if kind.leaves == 2 else (state, None)
     half = torch.is_autocast_enabled(x.device.type)

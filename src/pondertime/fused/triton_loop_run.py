@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import GRU, Inputs, Outputs, Rules, Update
+from pondertime.fused.common import GRU, Inputs, Outputs, Rules, Update, padded
 from pondertime.fused.triton_backward import backward_kernel
 from pondertime.fused.triton_forward import forward_kernel
 from pondertime.fused.triton_run import EXTRAS, Plan, Run, contiguous
@@ -59,11 +59,6 @@ def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int, precisi
         if room >= CG and BYTES[precision] * HP * (BU * gates + BR) <= shared:
             return Blocks(BR, BU, KS, HP // KS, CG)
     return None
-
-
-def padded(size: int) -> int:
-    """A power of two that a product can have as its length."""
-    return max(16, 1 << (size - 1).bit_length())
 
 
 def counters(device: torch.device) -> Tensor:
@@ -137,7 +132,8 @@ class LoopRun(Run):
         if cut.mean is not None:
             mean = self.new(*cut.mean)
         if cut.out:
-            y = self.new(*plan.front, T, B, cut.out, dtype=torch.bfloat16 if plan.half else torch.float32)
+            half = plan.half and not plan.front
+            y = self.new(*plan.front, T, B, cut.out, dtype=torch.bfloat16 if half else torch.float32)
         out = self.outputs(mean, zero=False)
         out = out._replace(rho=self.new(*plan.front, T, B), cost=self.new(*plan.front, B))
         self.counts = self.new(cut.counts, dtype=torch.int32)

@@ -89,6 +89,9 @@ class Run:
     inside: int = 0  # features of x that are among them
 
     def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool) -> None:
+        if not inputs.h.is_contiguous() or not (inputs.c is None or inputs.c.is_contiguous()):
+            # Memory is made like them.
+            inputs = inputs._replace(h=inputs.h.contiguous(), c=None if inputs.c is None else inputs.c.contiguous())
         self.inputs, self.rules, self.plan, self.keep = inputs, rules, plan, keep
         self.E, self.T, self.B, self.H, self.X, self.S = plan.E, plan.T, plan.B, plan.H, plan.X, plan.S
         self.device, self.lengths = plan.device, rules.lengths
@@ -103,10 +106,11 @@ class Run:
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """The product of matrices, each network's own, in the precision of the call."""
-        product = torch.mm if a.dim() == 2 else torch.bmm
-        if self.plan.half:
-            return product(a.bfloat16(), b.bfloat16()).float()
-        return product(a, b)
+        product: Any = torch.mm if a.dim() == 2 else torch.bmm
+        if not self.plan.half:
+            return product(a, b)
+        a, b = a.bfloat16(), b.bfloat16()
+        return product(a, b, out_dtype=torch.float32) if a.is_cuda else product(a, b).float()
 
     def flat(self, a: Tensor, width: int) -> Tensor:
         """``[.., T, B, width]`` as rows, ``[.., T B, width]``."""
@@ -117,7 +121,8 @@ class Run:
         i, plan = self.inputs, self.plan
         assert i.weight_y is not None
         mean, weight, bias = self.mean[..., : self.H], i.weight_y.transpose(-2, -1), i.bias_y
-        if plan.half:
+        if plan.half and not plan.front:
+            # As autocast does; of stacked networks in float32.
             mean, weight, bias = mean.bfloat16(), weight.bfloat16(), None if bias is None else bias.bfloat16()
         size = weight.shape[-1]
         y = self.new(*plan.front, self.T, self.B, size, dtype=mean.dtype)
@@ -146,11 +151,11 @@ class Run:
             d_weight, d_bias = torch.zeros_like(i.weight_y), None if i.bias_y is None else torch.zeros_like(i.bias_y)
         elif i.weight_y is not None and d.y is not None:
             d_y = self.flat(self.masked(d.y.contiguous()), d.y.shape[-1])
-            d_mean = d_y if self.reads else self.multiply(d_y, i.weight_y)
-            made = self.multiply(d_y.transpose(-2, -1), self.mean)
-            d_weight = made[..., : self.H]
+            d_mean = d_y.float() if self.reads else self.multiply(d_y, i.weight_y)
+            by_weight = self.multiply(d_y.transpose(-2, -1), self.mean)
+            d_weight = by_weight[..., : self.H]
             if i.bias_y is not None:
-                d_bias = d_y.float().sum(-2) if made.shape[-1] == self.H else made[..., self.H]
+                d_bias = d_y.float().sum(-2) if by_weight.shape[-1] == self.H else by_weight[..., self.H]
         made: Any = [*self.gradients((d_mean, d.h, d.c, None, d.remainder), x=x), d_weight, d_bias]
         return Inputs(*made)
 
@@ -250,7 +255,8 @@ class Run:
         if d_remainder is None:
             d_remainder = self.new(*shape, zero=True)
         elif self.E > 1:
-            d_remainder = d_remainder.contiguous()
+            # With strides that say so: an axis of length 1 may have any.
+            d_remainder = d_remainder.contiguous().view(-1).view(shape)
         last = d_h is not None or d_c is not None
         if last:
             d_h = torch.zeros_like(i.h) if d_h is None else d_h.contiguous()
@@ -315,9 +321,6 @@ def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> Run
         # Triton starts kernels on the current device.
         with torch.cuda.device(device):
             return make(inputs, rules, keep=keep, seen=seen)
-    if rules.half and torch.is_autocast_enabled(device.type):
-        with torch.autocast(device.type, enabled=False):
-            return make(inputs, rules, keep=keep, seen=seen)
     plan = plan_of(inputs, rules, keep or seen)
     if plan.run is None:
         choose(plan, keep=keep or seen)
@@ -330,6 +333,6 @@ def choose(plan: Plan, *, keep: bool) -> None:
     from pondertime.fused import triton_loop_run, triton_tick_run
 
     blocks = triton_loop_run.blocks_for(plan.device, plan.E, plan.B, plan.H, plan.kind.gates, plan.precision)
-    plan.run = triton_tick_run.TickRun
     if blocks is not None:
-        plan.run, plan.cut = triton_loop_run.LoopRun, triton_loop_run.LoopPlan(plan, blocks, keep=keep)
+        plan.cut = triton_loop_run.LoopPlan(plan, blocks, keep=keep)
+    plan.run = triton_tick_run.TickRun if blocks is None else triton_loop_run.LoopRun
