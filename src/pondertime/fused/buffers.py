@@ -24,50 +24,58 @@ pool = Pool()
 
 
 class Buffers:
-    """States and activations of up to ``room`` updates of m rows, and their derivatives on the way back."""
+    """States and activations of up to ``room`` updates of m rows, and their derivatives on the way back.
 
-    def __init__(self, key: tuple[object, ...], kind: CellKind, like: Tensor, room: int) -> None:
+    Without a way back (``keep``) all updates have their activations in the same place.
+    """
+
+    def __init__(self, key: tuple[object, ...], kind: CellKind, like: Tensor, room: int, keep: bool) -> None:
         (leaves, m, H), self.key, self.kind, self.room = like.shape, key, kind, room
+        slots = room if keep else 1
         self.states = like.new_empty(leaves, room + 1, m, H)  # before the segment, then after each update
-        self.before, self.after, self.h = self.states[:, 0], self.states[:, 1:], self.states[0].unbind()
-        if kind.slots == 1:
-            self.sums = self.states[0, 1:]  # [room, m, P] the sums of an update; an RNN's become its state
-        else:
-            self.gates = like.new_empty(room, m, 4, H)  # of an LSTM i, f, g, o, of a GRU r, z, U_n h + b, n
-            flat = self.gates.view(room, m, 4 * H)
-            self.sums = flat[:, :, : 3 * H] if kind is GRU else flat
-            self.rows = self.sums.unbind()
-            self.each_gate = [a.unbind(1) for a in self.gates.unbind()]
-        self.first, self.later = self.sums[0], self.sums[1:]
-        if kind is LSTM:
-            self.c, self.tanh_c = self.states[1].unbind(), like.new_empty(room, m, H)
-            self.tanh = self.tanh_c.unbind()
-        if kind is GRU:
-            self.inner, self.sigmoids = like.new_empty(room, m, H), self.sums[:, :, : 2 * H].unbind()
+        self.at, self.h = self.states.unbind(1), self.states[0].unbind()
+        self.nbytes = self.states.nbytes * (2 if keep else 1)
+        self.parts: dict[int, Part] = {}
         self.has_grads = False
-        self.nbytes = 2 * (1 + kind.slots) * self.states.nbytes  # about, derivatives included
+        if kind.slots == 1:
+            return
+        self.gates = like.new_empty(slots, m, 4, H)  # of an LSTM i, f, g, o, of a GRU r, z, U_n h + b, n
+        self.nbytes += (2 if keep else 1) * self.gates.nbytes
+        flat = self.gates.flatten(2)
+        # The sums of an update, [m, P] each.
+        self.rows = (flat[:, :, : 3 * H] if kind is GRU else flat).expand(room, -1, -1).unbind()
+        self.each_gate = [a.unbind(1) for a in self.gates.expand(room, -1, -1, -1).unbind()]
+        if kind is LSTM:
+            self.c, self.tanh_c = self.states[1].unbind(), like.new_empty(slots, m, H)
+            self.tanh = self.tanh_c.expand(room, -1, -1).unbind()
+        else:
+            self.sigmoids = [a[:, : 2 * H] for a in self.rows]
+
+    def part(self, size: int) -> "Part":
+        """The first updates only."""
+        if size not in self.parts:
+            self.parts[size] = Part(self, size)
+        return self.parts[size]
 
     def grads(self) -> None:
         """Memory for the derivatives, once."""
-        if self.has_grads:
-            return
         self.has_grads = True
         self.d_states = torch.empty_like(self.states)
-        self.d_h = self.d_states[0].unbind()
+        self.d_at, self.d_h = self.d_states.unbind(1), self.d_states[0].unbind()
         if self.kind.slots == 1:
-            self.d_sums = torch.empty_like(self.sums)
-            self.d_rows = self.d_sums.unbind()
+            # The derivative by a state becomes that by the sums it was made of.
+            self.d_sums = self.d_states[0, 1:]
             return
         self.d_gates = torch.empty_like(self.gates)
         self.d_sums = self.d_gates.flatten(2)
-        self.d_rows = (self.d_sums[:, :, : 3 * self.gates.shape[3]] if self.kind is GRU else self.d_sums).unbind()
+        H = self.gates.shape[3]
+        self.d_rows = (self.d_sums[:, :, : 3 * H] if self.kind is GRU else self.d_sums).unbind()
+        self.wide = self.d_states[-1].unsqueeze(2).unbind()
         if self.kind is GRU:
-            self.wide, self.d_each = self.d_states[0].unsqueeze(2).unbind(), self.d_gates.unbind()
-            self.z = self.gates[:, :, 1].unbind()
+            self.d_each, self.z = self.d_gates.unbind(), self.gates[:, :, 1].unbind()
             return
-        self.d_c, self.wide = self.d_states[1].unbind(), self.d_states[1].unsqueeze(2).unbind()
+        self.d_c, self.f = self.d_states[1].unbind(), self.gates[:, :, 1].unbind()
         self.d_o, self.by_c = self.d_gates[:, :, 3].unbind(), self.d_gates[:, :, :3].unbind()
-        self.f = self.gates[:, :, 1].unbind()
         self.through = torch.empty_like(self.tanh_c)
         self.through_rows = self.through.unbind()
 
@@ -78,13 +86,43 @@ class Buffers:
             pool.free.setdefault(self.key, []).append(self)
 
 
-def lend(kind: CellKind, like: Tensor, room: int) -> Buffers:
+class Part:
+    """Views of the first ``size`` updates of a segment."""
+
+    def __init__(self, b: Buffers, size: int) -> None:
+        self.size = size
+        self.before, self.after = (b.states[0, k : k + size].flatten(0, 1) for k in (0, 1))  # [size m, H]
+        self.has_grads = False
+
+    def grads(self, b: Buffers) -> None:
+        """Views of the derivatives, once."""
+        if self.has_grads:
+            return
+        self.has_grads = True
+        size = self.size
+        if not b.has_grads:
+            b.grads()
+        self.states, self.d_states = b.states[:, 1 : size + 1], b.d_states[:, 1 : size + 1]
+        self.d_h = self.d_states[0]
+        self.d_sums = b.d_sums[:size]
+        self.d_flat = self.d_sums.flatten(0, 1)
+        self.d_first = b.d_sums[0].t()
+        if b.kind.slots > 1:
+            self.gates, self.d_gates = b.gates[:size].unbind(2), b.d_gates[:size].unbind(2)
+            self.past = b.states[-1, :size]
+        if b.kind is LSTM:
+            self.tanh_c, self.through = b.tanh_c[:size], b.through[:size]
+
+
+def lend(kind: CellKind, like: Tensor, room: int, *, keep: bool) -> Buffers:
     """Memory for a segment of ``room`` updates of states ``[leaves, m, H]``."""
-    key = (kind, like.shape, like.dtype, like.device, room)
+    key = (kind.name, like.shape, like.dtype, room, keep)
     try:
         buffers = pool.free[key].pop()
     except (KeyError, IndexError):
-        return Buffers(key, kind, like, room)
+        # Used again in whatever mode.
+        with torch.inference_mode(False), torch.no_grad():
+            return Buffers(key, kind, like, room, keep)
     pool.held -= buffers.nbytes
     return buffers
 

@@ -24,7 +24,7 @@ def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: boo
         return triton_run.make(inputs, rules, keep=keep, seen=seen)
     lib = native.library()
     if plain or isinstance(lib, str):
-        return calls.Run(inputs, rules, keep=keep, seen=seen)
+        return calls.make(inputs, rules, keep=keep, seen=seen)
     T, B = inputs.x.shape[inputs.h.dim() - 2], inputs.h.shape[-2]
     shape = (T, *inputs.h.shape, rules.kind.slots)
     run = native.Run(lib, inputs, rules, rows=_rows.get(shape, 2 * T * B), keep=keep, seen=seen)
