@@ -33,10 +33,10 @@ class Buffers:
         (leaves, m, H), self.key, self.kind, self.room = like.shape, key, kind, room
         slots = room if keep else 1
         self.states = like.new_empty(leaves, room + 1, m, H)  # before the segment, then after each update
-        self.at, self.h = self.states.unbind(1), self.states[0].unbind()
+        self.at, self.h, self.after = self.states.unbind(1), self.states[0].unbind(), self.states[0, 1:].flatten(0, 1)
         self.nbytes = self.states.nbytes * (2 if keep else 1)
         self.parts: dict[int, Part] = {}
-        self.has_grads = False
+        self.grads_room = 0
         if kind.slots == 1:
             return
         self.gates = like.new_empty(slots, m, 4, H)  # of an LSTM i, f, g, o, of a GRU r, z, U_n h + b, n
@@ -52,23 +52,25 @@ class Buffers:
             self.sigmoids = [a[:, : 2 * H] for a in self.rows]
 
     def part(self, size: int) -> "Part":
-        """The first updates only."""
+        """The first updates and their derivatives."""
+        if size > self.grads_room:
+            self.grads(size)
         if size not in self.parts:
             self.parts[size] = Part(self, size)
         return self.parts[size]
 
-    def grads(self) -> None:
-        """Memory for the derivatives, once."""
-        self.has_grads = True
-        self.d_states = torch.empty_like(self.states)
+    def grads(self, size: int) -> None:
+        """Memory for the derivatives of the first updates."""
+        leaves, _, m, H = self.states.shape
+        self.parts, self.grads_room = {}, size
+        self.d_states = self.states.new_empty(leaves, size + 1, m, H)
         self.d_at, self.d_h = self.d_states.unbind(1), self.d_states[0].unbind()
         if self.kind.slots == 1:
             # The derivative by a state becomes that by the sums it was made of.
             self.d_sums = self.d_states[0, 1:]
             return
-        self.d_gates = torch.empty_like(self.gates)
+        self.d_gates = self.gates.new_empty(size, m, 4, H)
         self.d_sums = self.d_gates.flatten(2)
-        H = self.gates.shape[3]
         self.d_rows = (self.d_sums[:, :, : 3 * H] if self.kind is GRU else self.d_sums).unbind()
         self.wide = self.d_states[-1].unsqueeze(2).unbind()
         if self.kind is GRU:
@@ -76,7 +78,7 @@ class Buffers:
             return
         self.d_c, self.f = self.d_states[1].unbind(), self.gates[:, :, 1].unbind()
         self.d_o, self.by_c = self.d_gates[:, :, 3].unbind(), self.d_gates[:, :, :3].unbind()
-        self.through = torch.empty_like(self.tanh_c)
+        self.through = self.tanh_c.new_empty(size, m, H)
         self.through_rows = self.through.unbind()
 
     def give_back(self) -> None:
@@ -87,26 +89,15 @@ class Buffers:
 
 
 class Part:
-    """Views of the first ``size`` updates of a segment."""
+    """Views of the first ``size`` updates of a segment and of their derivatives."""
 
     def __init__(self, b: Buffers, size: int) -> None:
         self.size = size
         self.before, self.after = (b.states[0, k : k + size].flatten(0, 1) for k in (0, 1))  # [size m, H]
-        self.has_grads = False
-
-    def grads(self, b: Buffers) -> None:
-        """Views of the derivatives, once."""
-        if self.has_grads:
-            return
-        self.has_grads = True
-        size = self.size
-        if not b.has_grads:
-            b.grads()
         self.states, self.d_states = b.states[:, 1 : size + 1], b.d_states[:, 1 : size + 1]
         self.d_h = self.d_states[0]
         self.d_sums = b.d_sums[:size]
-        self.d_flat = self.d_sums.flatten(0, 1)
-        self.d_first = b.d_sums[0].t()
+        self.d_flat, self.d_first = self.d_sums.flatten(0, 1), self.d_sums[0].t()
         if b.kind.slots > 1:
             self.gates, self.d_gates = b.gates[:size].unbind(2), b.d_gates[:size].unbind(2)
             self.past = b.states[-1, :size]

@@ -10,6 +10,7 @@ States are ``[leaves, rows, H]``. Sums are ``[rows, slots H]``: of a GRU the pla
 
 import math
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,8 +37,9 @@ from pondertime.fused.common import (
 # Rows are dropped when no more than this share of a segment's still run, and its product has so many multiply-adds.
 DROP_AT = 0.75
 WORTH_A_GATHER = 2_000_000
-# Multiply-adds of a segment before anything is known of the halting, and the most updates that are guessed.
-SMALL_UPDATES, MOST = 16_000_000, 32
+# Multiply-adds of an update that are cheap; of such, updates made before anything is known of the halting, and the
+# number that room is made for a multiple of. The most updates that are guessed.
+SMALL_UPDATE, FEW, ROOM, MOST = 4_000_000, 4, 8, 32
 # Numbers of a matrix that are transposed at once.
 BLOCK = 2**18
 
@@ -47,15 +49,16 @@ class Segment(NamedTuple):
 
     first: int  # the n of its first update
     size: int
-    rows: Tensor | None  # [m] places among the rows of the input step; None: all of them
-    kept: Tensor | None  # [m] places among the rows of the segment before; None: the same rows
     buffers: Buffers
     prob: np.ndarray  # [size, m]
     total: np.ndarray  # [m] sums of h^n after the last update
     going: np.ndarray  # [size, m] whether another update follows
     made: np.ndarray | None  # [size, m] whether the row was still running; None: always
     p: np.ndarray  # [size, m]
-    running: int  # rows that go on after it
+    ended: np.ndarray  # [m] R of the rows that halted in it, 0 for others
+    running: int = 0  # rows that go on after it
+    rows: Tensor | None = None  # [m] places among the rows of the input step; None: all of them
+    kept: Tensor | None = None  # [m] places among the rows of the segment before; None: the same rows
     before: int = 0  # rows of the segment before, where some were dropped
 
     @property
@@ -164,130 +167,142 @@ class Run:
         self, t: int, places: Tensor | None, first: Tensor, later: Tensor, state: Tensor, N: np.ndarray, R: np.ndarray
     ) -> Tensor:
         """The mean state of input step t; its N and R are written."""
-        update = self.lstm if self.kind is LSTM else self.gru if self.kind is GRU else self.rnn
-        rows, kept, mean, total, n, before, segments = None, None, None, None, 1, 0, []
-        # Updates that nobody needs cost less than another segment where they are small.
-        guess = max(2, min(4, SMALL_UPDATES // (state.shape[1] * self.weight.numel())))
-        needed, so_far = [], 0
-        for number in range(self.limit):
-            room = self.rooms[number] if number < len(self.rooms) else guess
-            room = self.limit if self.rules.force_steps else 1 if self.at_once else room
-            b = lend(self.kind, state, min(room, self.limit - n + 1), keep=self.keep)
-            b.at[0].copy_(state)
-            update(b, first, later)
-            if self.rules.force_steps is not None:
-                s = self.forced(b)
-            else:
-                s, need = self.halting(t, n, b, total)
-                s = s._replace(rows=rows, kept=kept, before=before)
-                so_far += need
-                if s.running == 0 or need < s.size or self.drops(s.running, state.shape[1]):
-                    needed.append(so_far)
-                    so_far = s.size - need
-            share = mean_state(b, s)
-            ended = np.where(s.going, 0, s.p).sum(0)
-            made = s.size if s.made is None else s.made.sum(0)
+        rows, kept, total, before, segments = None, None, None, 0, []
+        mean: Any = None
+        n, count, needed, so_far = 1, FEW if self.small(state) else 2, [], 0
+        for expected in chain(self.rooms, repeat(None)):
+            s, need, ahead = self.segment(t, n, state, first, later, total, expected or count, known=bool(expected))
+            s = s._replace(rows=rows, kept=kept, before=before)
+            share, made = mean_state(s), s.size if s.made is None else s.made.sum(0)
             if rows is None:
                 mean = share if mean is None else mean.add_(share)
                 N += made
-                R += ended
+                R += s.ended
             else:
-                assert mean is not None
                 mean.index_add_(1, rows, share)
                 N[rows.numpy()] += made
-                R[rows.numpy()] += ended
-            n += s.size
-            if s.running > 0:
-                total, first, kept, state = s.total, later, None, b.at[s.size]
-                # As if h stayed as it is.
-                going = s.going[-1]
-                left = (self.threshold - total[going]) / s.prob[-1][going].clip(1 / MOST)
-                guess = min(MOST, math.ceil(left.max()))
-                if self.drops(s.running, len(total)):
-                    chosen, before = np.flatnonzero(going), len(total)
-                    kept, total = torch.from_numpy(chosen), total[chosen]
-                    rows = kept if rows is None else rows[kept]
-                    state = state[:, kept]
-                    first = later = later[kept]
-                elif not self.keep:
-                    # Its memory may be the next segment's.
-                    state = state.clone()
-            if self.keep:
-                segments.append(s)
-            else:
-                b.give_back()
+                R[rows.numpy()] += s.ended
+            segments.append(s)
+            n, count, m, so_far = n + s.size, ahead, state.shape[1], so_far + need
+            dropping = self.drops(s.running, m)
+            if s.running == 0 or dropping:
+                needed.append(so_far)
+                so_far = s.size - need
             if s.running == 0:
                 break
+            total, first, kept, state = s.total, later, None, s.buffers.at[s.size]
+            if dropping:
+                chosen, before = np.flatnonzero(s.going[-1]), m
+                kept, total = torch.from_numpy(chosen), total[chosen]
+                rows, state = kept if rows is None else rows[kept], state[:, kept]
+                first = later = later[kept]
         self.rooms = needed
         if self.keep:
             self.steps.append(InputStep(t, places, segments))
-        assert mean is not None
+        else:
+            for s in segments:
+                s.buffers.give_back()
         return mean
+
+    def segment(
+        self, t: int, n: int, state: Tensor, first: Tensor, later: Tensor, total: np.ndarray | None, count: int, *,
+        known: bool,
+    ) -> tuple[Segment, int, int]:  # fmt: skip
+        """Updates from n on, ``count`` of them before it is looked who has halted, and more where there is room.
+
+        Returns also after how many of them rows should have been dropped, and how many more to expect.
+        """
+        force, limit, m, threshold = self.rules.force_steps, self.limit - n + 1, state.shape[1], self.threshold
+        count = force or min(1 if self.at_once else count, limit)
+        # To go on in the same memory is cheaper than another segment.
+        exact = force or self.at_once or (known and not self.small(state))
+        room = count if exact else min(limit, -(-count // ROOM) * ROOM)
+        b = lend(self.kind, state, room, keep=self.keep)
+        b.at[0].copy_(state)
+        update = self.lstm if self.kind is LSTM else self.gru if self.kind is GRU else self.rnn
+        if force:
+            update(b, 0, force, first, later)
+            p = np.zeros((force, m), number(state))
+            p[-1] = 1
+            return Segment(n, force, b, p, p[-1], p == 0, None, p, p[-1]), force, 0
+        prob, totals, below = (
+            np.empty((room, m), number(state)),
+            np.empty((room + 1, m), number(state)),
+            np.empty((room + 1, m), bool),
+        )
+        totals[0] = 0 if total is None else total
+        below[0] = totals[0] < threshold
+        running, size = [m if total is None else int(np.count_nonzero(below[0]))], 0
+        while True:
+            update(b, size, size + count, first, later)
+            h = b.after[size * m : (size + count) * m]
+            prob[size : size + count] = torch.addmv(self.halt_bias, h, self.halt).sigmoid_().numpy().reshape(count, m)
+            for k in range(size + 1, size + count + 1):
+                np.less(np.add(totals[k - 1], prob[k - 1], out=totals[k]), threshold, out=below[k])
+                if k == limit:
+                    below[k] = False
+                running.append(int(np.count_nonzero(below[k])))
+                if running[k] == 0:
+                    break
+            size = len(running) - 1
+            if running[size] == 0:
+                ahead = 0
+                break
+            # As if h stayed as it is.
+            going = below[size]
+            left = (threshold - totals[size][going]) / prob[size - 1][going].clip(1 / MOST)
+            ahead = min(MOST, math.ceil(left.max()))
+            count = min(ahead, room - size)
+            if count == 0 or self.drops(running[size], m):
+                break
+        if np.isnan(totals[size]).any():
+            raise nan_error(t, n + int(np.isnan(totals[: size + 1]).any(1).argmax()) - 1)
+        need = next((k for k in range(1, size) if self.drops(running[k], m)), size)
+        made, going, prob = None if running[size - 1] == m else below[:size], below[1 : size + 1], prob[:size]
+        p = np.where(going, prob, 1 - totals[:size])
+        if made is not None:
+            p *= made
+        ended = np.where(going, 0, p).sum(0)
+        return Segment(n, size, b, prob, totals[size], going, made, p, ended, running[size]), need, ahead
+
+    def small(self, state: Tensor) -> bool:
+        """Whether updates that nobody needs cost less than to look more often."""
+        return state.shape[1] * self.weight.numel() <= SMALL_UPDATE
 
     def drops(self, running: int, m: int) -> bool:
         """Whether to go on with the running rows only."""
         worth = m * self.weight.numel() >= WORTH_A_GATHER and running <= DROP_AT * m
         return worth or (self.at_once and running < m)
 
-    def rnn(self, b: Buffers, first: Tensor, later: Tensor) -> None:
-        """All updates of a segment."""
-        activate, weight, addmm, x = torch.tanh_ if self.kind is RNN_TANH else torch.relu_, self.weight, torch.addmm, first
-        for h0, h1 in zip(b.h, b.h[1:], strict=False):
+    def rnn(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor) -> None:
+        """The updates from start to end of a segment; x: what the segment's first one adds to its product."""
+        activate, weight, addmm = torch.tanh_ if self.kind is RNN_TANH else torch.relu_, self.weight, torch.addmm
+        x = later if start > 0 else x
+        for h0, h1 in zip(b.h[start:end], b.h[start + 1 :], strict=False):
             activate(addmm(x, h0, weight, out=h1))
             x = later
 
-    def lstm(self, b: Buffers, first: Tensor, later: Tensor) -> None:
-        weight, addmm, mul, tanh, x = self.weight, torch.addmm, torch.mul, torch.tanh, first
-        c0 = b.c[0]
-        for h0, h1, c1, sums, (i, f, g, o), tanh_c in zip(
-            b.h, b.h[1:], b.c[1:], b.rows, b.each_gate, b.tanh, strict=False
-        ):
-            addmm(x, h0, weight, out=sums).sigmoid_()
+    def lstm(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor) -> None:
+        weight, addmm, mul, tanh = self.weight, torch.addmm, torch.mul, torch.tanh
+        x = later if start > 0 else x
+        for k in range(start, end):
+            c1, (i, f, g, o) = b.c[k + 1], b.each_gate[k]
+            addmm(x, b.h[k], weight, out=b.rows[k]).sigmoid_()
             # c = f c + i (2 g - 1)
-            mul(f, c0, out=c1).addcmul_(i, g, value=2).sub_(i)
-            mul(o, tanh(c1, out=tanh_c), out=h1)
-            c0, x = c1, later
+            mul(f, b.c[k], out=c1).addcmul_(i, g, value=2).sub_(i)
+            mul(o, tanh(c1, out=b.tanh[k]), out=b.h[k + 1])
+            x = later
 
-    def gru(self, b: Buffers, first: Tensor, later: Tensor) -> None:
+    def gru(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor) -> None:
         weight, width = self.weight, 3 * self.H
-        (x, inner), *after = (a.split([width, self.H], 1) for a in (first, later))
-        for h0, h1, sums, sigmoids, (r, z, q, v) in zip(b.h, b.h[1:], b.rows, b.sigmoids, b.each_gate, strict=False):
-            torch.addmm(x, h0, weight, out=sums)
-            sigmoids.sigmoid_()
-            torch.addcmul(inner, r, q, out=v).tanh_()
-            torch.lerp(v, h0, z, out=h1)
-            x, inner = after[0]
-
-    def forced(self, b: Buffers) -> Segment:
-        """A segment of as many updates as were asked for: the mean is the last state."""
-        p = np.zeros((b.room, b.states.shape[2]), number(b.states))
-        p[-1] = 1
-        return Segment(1, b.room, None, None, b, p, p[-1], p == 0, None, p, 0)
-
-    def halting(self, t: int, n: int, b: Buffers, total: np.ndarray | None) -> tuple[Segment, int]:
-        """h, p and who goes on after the updates from n on, cut to what was needed; and when rows should be dropped."""
-        size, m, threshold = b.room, b.states.shape[2], self.threshold
-        prob = torch.addmv(self.halt_bias, b.part(size).after, self.halt).sigmoid_().numpy().reshape(size, m)
-        totals = np.empty((size + 1, m), prob.dtype)
-        totals[0] = 0 if total is None else total
-        for k in range(size):
-            np.add(totals[k], prob[k], out=totals[k + 1])
-        below = totals < threshold
-        if n + size - 1 == self.limit:
-            below[-1] = False
-        running = [int(np.count_nonzero(a)) for a in below]
-        if running[-1] == 0:
-            size = running.index(0)
-        if np.isnan(totals[size]).any():
-            raise nan_error(t, n + int(np.isnan(totals).any(1).argmax()) - 1)
-        need = next((k for k in range(1, size) if self.drops(running[k], m)), size)
-        made, going, prob = below[:size], below[1 : size + 1], prob[:size]
-        p = np.where(going, prob, 1 - totals[:size])
-        whole = running[size - 1] == m
-        if not whole:
-            p *= made
-        s = Segment(n, size, None, None, b, prob, totals[size], going, None if whole else made, p, running[size])
-        return s, need
+        x = later if start > 0 else x
+        for k in range(start, end):
+            r, z, q, v = b.each_gate[k]
+            torch.addmm(x[:, :width], b.h[k], weight, out=b.rows[k])
+            b.sigmoids[k].sigmoid_()
+            torch.addcmul(x[:, width:], r, q, out=v).tanh_()
+            torch.lerp(v, b.h[k], z, out=b.h[k + 1])
+            x = later
 
     def backward(self, d: Grads, *, x: bool) -> Inputs:
         """Derivatives by every input, by x only where it is asked for. What the forward pass kept is used up."""
@@ -353,11 +368,10 @@ def transposed(a: Tensor) -> Tensor:
     return made
 
 
-def mean_state(b: Buffers, s: Segment) -> Tensor:
+def mean_state(s: Segment) -> Tensor:
     """The share of a segment in the mean state, sum_n p^n s^n."""
-    states, p = b.at[1:], torch.from_numpy(s.p).unsqueeze(2).unbind()
+    states, p = s.buffers.at[1:], torch.from_numpy(s.p).unsqueeze(2).unbind()
     share = states[0] * p[0]
     for k in range(1, s.size):
         share.addcmul_(states[k], p[k])
     return share
-

@@ -86,7 +86,6 @@ class Gradients:
         D: Tensor | None = None
         for s in reversed(segments):
             b, part = s.buffers, s.buffers.part(s.size)
-            part.grads(b)
             g = G if s.rows is None else G[:, s.rows]
             d_logit = None if self.run.rules.force_steps is not None else self.by_halting(s, part, g, end_dot, r)
             # b.d_at[k + 1] becomes the derivative by the state after update k, b.d_at[0] that by the state before.
