@@ -9,7 +9,7 @@ States are ``[leaves, rows, H]``. Sums are ``[rows, slots H]``: of a GRU the pla
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -40,11 +40,14 @@ WORTH_A_GATHER = 2_000_000
 # Multiply-adds of an update that are cheap; of such, updates made before anything is known of the halting, and the
 # number that room is made for a multiple of. The most updates that are guessed.
 SMALL_UPDATE, FEW, ROOM, MOST = 4_000_000, 4, 8, 32
-# Numbers of a matrix that are transposed at once.
-BLOCK = 2**18
+# Rows from which on a product does not care how its weights lie; numbers of a matrix that are transposed at once.
+MANY_ROWS, BLOCK = 128, 2**18
+
+MINUS_1 = {dtype: torch.tensor(-1, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
 
-class Segment(NamedTuple):
+@dataclass(slots=True)
+class Segment:
     """Some updates of the same rows of an input step."""
 
     first: int  # the n of its first update
@@ -85,7 +88,11 @@ class Run:
         # Updates that the segments of the last input step needed. Not of the last call: what is computed, to the last
         # bit, depends on the call alone.
         self.rooms: list[int] = []
-        self.weight = transposed(inputs.weight_hh)
+        # Skinny products are quicker with a copy that lies row after row; an LSTM's is scaled.
+        lies = self.B >= MANY_ROWS and self.kind is not LSTM
+        self.weight = inputs.weight_hh.t() if lies else transposed(inputs.weight_hh)
+        self.weight_x = inputs.weight_ih.t() if lies else transposed(inputs.weight_ih)
+        self.products = self.weight.numel()
         self.halt, self.halt_bias = inputs.halt[0], inputs.halt_bias
         self.threshold = 1 - rules.epsilon
         self.limit = rules.force_steps or rules.max_steps
@@ -98,7 +105,7 @@ class Run:
     def project(self) -> tuple[Tensor, Tensor]:
         """What first updates and later ones add to their products, for all t: ``[T, B, slots H]``."""
         i, H = self.inputs, self.H
-        weight, bias = transposed(i.weight_ih), None
+        weight, bias = self.weight_x, None
         if i.bias_ih is not None and i.bias_hh is not None:
             if self.kind is GRU:
                 bias = torch.cat([(i.bias_ih + i.bias_hh)[: 2 * H], i.bias_hh[2 * H :], i.bias_ih[2 * H :]])
@@ -172,7 +179,7 @@ class Run:
         n, count, needed, so_far = 1, FEW if self.small(state) else 2, [], 0
         for expected in chain(self.rooms, repeat(None)):
             s, need, ahead = self.segment(t, n, state, first, later, total, expected or count, known=bool(expected))
-            s = s._replace(rows=rows, kept=kept, before=before)
+            s.rows, s.kept, s.before = rows, kept, before
             share, made = mean_state(s), s.size if s.made is None else s.made.sum(0)
             if rows is None:
                 mean = share if mean is None else mean.add_(share)
@@ -222,57 +229,64 @@ class Run:
         update = self.lstm if self.kind is LSTM else self.gru if self.kind is GRU else self.rnn
         if force:
             update(b, 0, force, first, later)
-            p = np.zeros((force, m), number(state))
-            p[-1] = 1
+            p = b.p_array
+            p[:], p[-1] = 0, 1
             return Segment(n, force, b, p, p[-1], p == 0, None, p, p[-1]), force, 0
-        prob, totals, below = (
-            np.empty((room, m), number(state)),
-            np.empty((room + 1, m), number(state)),
-            np.empty((room + 1, m), bool),
-        )
+        prob, totals = np.empty((room, m), number(state)), np.empty((room + 1, m), number(state))
+        # Not below the threshold: no number is never halted, and seen where it is asked how many updates to expect.
+        halted = np.empty((room + 1, m), bool)
         totals[0] = 0 if total is None else total
-        below[0] = totals[0] < threshold
-        running, size = [m if total is None else int(np.count_nonzero(below[0]))], 0
+        np.greater_equal(totals[0], threshold, out=halted[0])
+        running, size, ahead = [m - np.count_nonzero(halted[0])], 0, 0
         while True:
             update(b, size, size + count, first, later)
-            h = b.after[size * m : (size + count) * m]
+            h = b.after if count == room else b.after[size * m : (size + count) * m]
             prob[size : size + count] = torch.addmv(self.halt_bias, h, self.halt).sigmoid_().numpy().reshape(count, m)
             for k in range(size + 1, size + count + 1):
-                np.less(np.add(totals[k - 1], prob[k - 1], out=totals[k]), threshold, out=below[k])
-                if k == limit:
-                    below[k] = False
-                running.append(int(np.count_nonzero(below[k])))
+                np.greater_equal(np.add(totals[k - 1], prob[k - 1], out=totals[k]), threshold, out=halted[k])
+                running.append(m - np.count_nonzero(halted[k]))
                 if running[k] == 0:
                     break
             size = len(running) - 1
             if running[size] == 0:
-                ahead = 0
                 break
             # As if h stayed as it is.
-            going = below[size]
-            left = (threshold - totals[size][going]) / prob[size - 1][going].clip(1 / MOST)
-            ahead = min(MOST, math.ceil(left.max()))
+            going = ~halted[size]
+            left = float(((threshold - totals[size][going]) / prob[size - 1][going].clip(1 / MOST)).max())
+            if math.isnan(left):
+                raise nan_error(t, n + int(np.isnan(totals[: size + 1]).any(1).argmax()) - 1)
+            if size == limit:
+                halted[size], running[size] = True, 0
+                break
+            ahead = min(MOST, math.ceil(left))
             count = min(ahead, room - size)
             if count == 0 or self.drops(running[size], m):
                 break
-        if np.isnan(totals[size]).any():
-            raise nan_error(t, n + int(np.isnan(totals[: size + 1]).any(1).argmax()) - 1)
-        need = next((k for k in range(1, size) if self.drops(running[k], m)), size)
-        made, going, prob = None if running[size - 1] == m else below[:size], below[1 : size + 1], prob[:size]
-        p = np.where(going, prob, 1 - totals[:size])
-        if made is not None:
+        need = size
+        if self.at_once or self.worth(m):
+            need = next((k for k in range(1, size) if self.drops(running[k], m)), size)
+        going, prob, p = ~halted[1 : size + 1], prob[:size], b.p_array[:size]
+        np.subtract(1, totals[:size], out=p)
+        ended = p[-1] if running[size] == 0 else np.where(going[-1], 0, p[-1])
+        np.copyto(p, prob, where=going)
+        made = None
+        if running[size - 1] < m:
+            made = ~halted[:size]
             p *= made
-        ended = np.where(going, 0, p).sum(0)
+            ended = np.where(going, 0, p).sum(0)
         return Segment(n, size, b, prob, totals[size], going, made, p, ended, running[size]), need, ahead
 
     def small(self, state: Tensor) -> bool:
         """Whether updates that nobody needs cost less than to look more often."""
-        return state.shape[1] * self.weight.numel() <= SMALL_UPDATE
+        return state.shape[1] * self.products <= SMALL_UPDATE
+
+    def worth(self, m: int) -> bool:
+        """Whether updates of m rows are slow enough to drop some."""
+        return m * self.products >= WORTH_A_GATHER
 
     def drops(self, running: int, m: int) -> bool:
         """Whether to go on with the running rows only."""
-        worth = m * self.weight.numel() >= WORTH_A_GATHER and running <= DROP_AT * m
-        return worth or (self.at_once and running < m)
+        return running < m if self.at_once else running <= DROP_AT * m and self.worth(m)
 
     def rnn(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor) -> None:
         """The updates from start to end of a segment; x: what the segment's first one adds to its product."""
@@ -283,14 +297,21 @@ class Run:
             x = later
 
     def lstm(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor) -> None:
-        weight, addmm, mul, tanh = self.weight, torch.addmm, torch.mul, torch.tanh
+        weight, minus_1, addmm, add, mul, tanh = (
+            self.weight,
+            MINUS_1[self.weight.dtype],
+            torch.addmm,
+            torch.add,
+            torch.mul,
+            torch.tanh,
+        )
         x = later if start > 0 else x
         for k in range(start, end):
-            c1, (i, f, g, o) = b.c[k + 1], b.each_gate[k]
+            i, f, g, o = b.each_gate[k]
             addmm(x, b.h[k], weight, out=b.rows[k]).sigmoid_()
-            # c = f c + i (2 g - 1)
-            mul(f, b.c[k], out=c1).addcmul_(i, g, value=2).sub_(i)
-            mul(o, tanh(c1, out=b.tanh[k]), out=b.h[k + 1])
+            tanh_g = add(minus_1, g, alpha=2, out=b.tanh_g[k])
+            c = mul(f, b.c[k], out=b.c[k + 1]).addcmul_(i, tanh_g)
+            mul(o, tanh(c, out=b.tanh_c[k]), out=b.h[k + 1])
             x = later
 
     def gru(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor) -> None:
@@ -370,7 +391,7 @@ def transposed(a: Tensor) -> Tensor:
 
 def mean_state(s: Segment) -> Tensor:
     """The share of a segment in the mean state, sum_n p^n s^n."""
-    states, p = s.buffers.at[1:], torch.from_numpy(s.p).unsqueeze(2).unbind()
+    states, p = s.buffers.at[1:], s.buffers.p_rows
     share = states[0] * p[0]
     for k in range(1, s.size):
         share.addcmul_(states[k], p[k])

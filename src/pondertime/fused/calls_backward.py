@@ -34,10 +34,10 @@ class Gradients:
         # By the sums of an update; without an input they stay 0.
         make = self.weight_hh.new_empty if run.lengths is None else self.weight_hh.new_zeros
         self.xw = make(run.T, run.B, kind.slots * run.H)
-        self.flag, self.halt = self.xw.new_zeros(self.xw.shape[2]), torch.zeros_like(run.halt)
-        self.halt_bias = 0.0
+        self.halt, self.halt_bias = torch.zeros_like(run.halt), 0.0
         self.weight: Tensor | None = None
-        self.ones = self.xw.new_ones(run.B)
+        self.flag: Tensor | None = None
+        self.firsts: list[Tensor] = []
         self.pending: list[Part] = []
         self.waiting = 0
 
@@ -55,18 +55,23 @@ class Gradients:
         for leaf, a in zip(G, (d.h, d.c), strict=False):
             if a is not None:
                 leaf.copy_(a)
-        done = []
+        done: list[Segment] = []
+        d_y = None if d_y is None else d_y.unbind()
+        if d_y is not None and run.lengths is None:
+            G[0] += d_y[-1]
         for t, rows, segments in reversed(run.steps):
-            if rows is None:
-                if d_y is not None:
-                    G[0] += d_y[t]
-                G = self.input_step(segments, G, None if r is None else r[t], self.xw[t])
+            r_t = None if r is None else r[t]
+            if run.lengths is None:
+                base = d_y[t - 1] if d_y is not None and t > 0 else None
+                G = self.input_step(segments, G, r_t, self.xw[t], base)
             else:
+                rows = slice(None) if rows is None else rows
                 part = G[:, rows]
                 if d_y is not None:
                     part[0] += d_y[t][rows]
-                d_x = self.xw.new_empty(len(rows), self.xw.shape[2])
-                G[:, rows] = self.input_step(segments, part, None if r is None else r[t][rows.numpy()], d_x)
+                d_x = torch.empty_like(self.xw[t, rows])
+                r_t = r_t if r_t is None or isinstance(rows, slice) else r_t[rows.numpy()]
+                G[:, rows] = self.input_step(segments, part, r_t, d_x)
                 self.xw[t, rows] = d_x
             done += segments
         run.steps = []
@@ -80,21 +85,24 @@ class Gradients:
             d_bias_y = None if i.bias_y is None else torch.zeros_like(i.bias_y)
         return made._replace(weight_y=d_weight_y, bias_y=d_bias_y)
 
-    def input_step(self, segments: list["Segment"], G: Tensor, r: Any, d_x: Tensor) -> Tensor:
-        """The segments of an input step, the last one first; returns the derivatives by s_{t-1}, and writes d_x."""
-        kind, end_dot = self.run.kind, np.zeros(G.shape[1], number(G))
+    def input_step(self, segments: list["Segment"], G: Tensor, r: Any, d_x: Tensor, base: Any = None) -> Tensor:
+        """The segments of an input step, the last one first; returns base and the derivatives by s_{t-1}; writes d_x."""
+        kind, forced, end_dot = self.run.kind, self.run.rules.force_steps, np.zeros(G.shape[1], number(G))
         D: Tensor | None = None
         for s in reversed(segments):
             b, part = s.buffers, s.buffers.part(s.size)
             g = G if s.rows is None else G[:, s.rows]
-            d_logit = None if self.run.rules.force_steps is not None else self.by_halting(s, part, g, end_dot, r)
+            if forced is None:
+                self.by_halting(s, part, g, end_dot, r)
             # b.d_at[k + 1] becomes the derivative by the state after update k, b.d_at[0] that by the state before.
-            torch.mul(torch.from_numpy(s.p).unsqueeze(2), g.unsqueeze(1), out=part.d_states)
-            if d_logit is not None:
-                part.d_h.addcmul_(d_logit, self.run.halt)
+            torch.mul(part.p, g.unsqueeze(1), out=part.d_states)
+            if forced is None:
+                part.d_h.addcmul_(part.d_logit, self.run.halt)
             if D is not None:
                 b.d_at[s.size].add_(D)
-            (self.lstm if kind is LSTM else self.gru if kind is GRU else self.rnn)(b, part)
+            (self.lstm if kind is LSTM else self.gru if kind is GRU else self.rnn)(
+                b, part, base if s.first == 1 else None
+            )
             self.by_sums(s, part, d_x, fresh=D is None)
             D = b.d_at[0]
             if s.kept is not None:
@@ -102,20 +110,19 @@ class Gradients:
         assert D is not None
         return D
 
-    def by_halting(self, s: "Segment", part: Part, G: Tensor, end_dot: np.ndarray, r: Any) -> Tensor:
+    def by_halting(self, s: "Segment", part: Part, G: Tensor, end_dot: np.ndarray, r: Any) -> None:
         """d(loss)/d(h^n) h^n (1 - h^n) = (G . (s^n - s^N) - r) h^n (1 - h^n) for n < N, 0 for n = N; [size, m, 1]."""
         dot = torch.mul(part.states, G.unsqueeze(1), out=part.d_states).sum(-1).numpy()
         dot = dot[0] if len(dot) == 1 else dot[0] + dot[1]
         rows = slice(None) if s.rows is None else s.rows.numpy()
         end_dot[rows] += np.where(s.last, dot, 0).sum(0)
-        by_h = dot - (end_dot[rows] if r is None else end_dot[rows] + r[rows])
-        by_logit = np.where(s.going, by_h * (s.prob * (1 - s.prob)), 0)
-        self.halt_bias += by_logit.sum()
-        d_logit = torch.from_numpy(by_logit)
-        self.halt.addmv_(part.after.t(), d_logit.view(-1))
-        return d_logit.unsqueeze(2)
+        d_logit = part.d_logit_array
+        np.subtract(dot, end_dot[rows] if r is None else end_dot[rows] + r[rows], out=d_logit)
+        d_logit *= s.prob * (1 - s.prob) * s.going
+        self.halt_bias += d_logit.sum()
+        self.halt.addmv_(part.after.t(), part.d_logit_flat)
 
-    def rnn(self, b: Buffers, part: Part) -> None:
+    def rnn(self, b: Buffers, part: Part, base: Tensor | None) -> None:
         """The updates of a segment backwards: derivatives by their sums from those by their states."""
         weight, tanh = self.weight_hh, self.run.kind is RNN_TANH
         for k in reversed(range(part.size)):
@@ -127,17 +134,14 @@ class Gradients:
             if k > 0:
                 b.d_h[k].addmm_(d, weight)
             else:
-                torch.mm(d, weight, out=b.d_h[0])
+                before(d, weight, base, out=b.d_h[0])
 
-    def lstm(self, b: Buffers, part: Part) -> None:
-        weight, tanh_c = self.weight_hh, part.tanh_c
-        (i, f, g, o), (d_i, d_f, d_g, d_o) = part.gates, part.d_gates
-        tanh_backward(o, tanh_c, grad_input=part.through)
-        sigmoid_backward(tanh_c, o, grad_input=d_o)
-        sigmoid_backward(2 * g - 1, i, grad_input=d_i)
-        sigmoid_backward(part.past, f, grad_input=d_f)
-        sigmoid_backward(i, g, grad_input=d_g)
-        d_g *= 4
+    def lstm(self, b: Buffers, part: Part, base: Tensor | None) -> None:
+        weight = self.weight_hh
+        # tanh g = 2 sigmoid(2 g) - 1 has the derivative 4 sigmoid (1 - sigmoid).
+        torch.mul(part.i, 4, out=part.i_4)
+        sigmoid_backward(part.beside, part.gates, grad_input=part.d_gates)
+        tanh_backward(part.o, part.tanh_c, grad_input=part.through)
         for k in reversed(range(part.size)):
             d_h, d_c = b.d_h[k + 1], b.d_c[k + 1]
             d_c.addcmul_(d_h, b.through_rows[k])
@@ -148,16 +152,16 @@ class Gradients:
                 b.d_h[k].addmm_(b.d_rows[k], weight)
             else:
                 torch.mul(d_c, b.f[0], out=b.d_c[0])
-                torch.mm(b.d_rows[0], weight, out=b.d_h[0])
+                before(b.d_rows[0], weight, base, out=b.d_h[0])
 
-    def gru(self, b: Buffers, part: Part) -> None:
+    def gru(self, b: Buffers, part: Part, base: Tensor | None) -> None:
         weight = self.weight_hh
         (r, z, q, v), (d_r, d_z, d_q, d_v) = part.gates, part.d_gates
         tanh_backward(1 - z, v, grad_input=d_v)
         sigmoid_backward(part.past - v, z, grad_input=d_z)
         torch.mul(d_v, r, out=d_q)
         sigmoid_backward(d_v * q, r, grad_input=d_r)
-        b.d_h[0].zero_()
+        b.d_h[0].copy_(base) if base is not None else b.d_h[0].zero_()
         for k in reversed(range(part.size)):
             b.d_each[k].mul_(b.wide[k + 1])
             b.d_h[k].addcmul_(b.d_h[k + 1], b.z[k]).addmm_(b.d_rows[k], weight)
@@ -172,9 +176,9 @@ class Gradients:
             d_x = d_x.zero_() if fresh else d_x
             d_x.index_add_(0, s.rows, part.d_sums.sum(0))
         if s.first == 1:
-            self.flag.addmv_(part.d_first, self.ones[: part.d_first.shape[1]])
+            self.firsts.append(s.buffers.d_sums[0])
         self.pending.append(part)
-        self.waiting += len(part.d_flat)
+        self.waiting += part.rows
         if self.waiting >= WEIGHT_ROWS:
             self.flush()
 
@@ -184,11 +188,11 @@ class Gradients:
             P = len(self.weight_hh)
             d, h = [a.d_flat[:, :P] for a in self.pending], [a.before for a in self.pending]
             all_d, all_h = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (d, h))
-            if self.weight is None:
-                self.weight = torch.mm(all_d.t(), all_h)
-            else:
-                self.weight.addmm_(all_d.t(), all_h)
-        self.pending, self.waiting = [], 0
+            self.weight = torch.mm(all_d.t(), all_h) if self.weight is None else self.weight.addmm_(all_d.t(), all_h)
+        if self.firsts:
+            flag = torch.cat(self.firsts).sum(0)
+            self.flag = flag if self.flag is None else self.flag.add_(flag)
+        self.pending, self.firsts, self.waiting = [], [], 0
 
     def by_inputs(self, *, x: bool) -> Inputs:
         """Derivatives by x, the cell's weights and biases, and the halting unit."""
@@ -214,6 +218,14 @@ class Gradients:
         halt_bias = torch.full_like(i.halt_bias, float(self.halt_bias))
         made: Any = (d_x, d_weight, self.weight, d_bias, d_bias_hh, self.halt.unsqueeze(0), halt_bias, None, None)
         return Inputs(*made)
+
+
+def before(d: Tensor, weight: Tensor, base: Tensor | None, *, out: Tensor) -> None:
+    """The derivative by the state before a segment, and what else comes to it."""
+    if base is None:
+        torch.mm(d, weight, out=out)
+    else:
+        torch.addmm(base, d, weight, out=out)
 
 
 def number(a: Tensor) -> type:
