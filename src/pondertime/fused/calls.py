@@ -130,7 +130,7 @@ class Run:
     def forward(self) -> Outputs:
         T, B, H, i = self.T, self.B, self.H, self.inputs
         first, later = self.project()
-        state = torch.stack([a for a in (i.h, i.c) if a is not None])
+        state = i.h.unsqueeze(0) if i.c is None else torch.stack([i.h, i.c])
         means, N, R = [], np.zeros((T, B), np.int64), np.zeros((T, B), number(state))
         for t, (x1, x) in enumerate(zip(first.unbind(), later.unbind(), strict=True)):
             rows = None if self.lengths is None else np.flatnonzero(self.lengths > t)
@@ -150,9 +150,9 @@ class Run:
         if self.rules.force_steps is not None and self.mean.isnan().any():
             raise nan_error(int(self.mean.isnan().flatten(1).any(1).nonzero()[0]), 1)
         rho = R + N.astype(R.dtype)
-        # Copies: what is kept for the backward pass is not theirs to change.
-        h, c, *_ = *(a.clone() for a in state), None
-        return Outputs(self.read_out(), h, c, *map(torch.from_numpy, (N, R, rho, rho.sum(0))))
+        # Nothing of these is kept for the backward pass; as data, since what autograd knows as a view is not the caller's.
+        h, c, *_ = *(a.data for a in state.unbind()), None
+        return Outputs(self.read_out().data, h, c, *map(torch.from_numpy, (N, R, rho, rho.sum(0))))
 
     def read_out(self) -> Tensor:
         """y_t = W_y s_t + b_y for all t, ``[T, B, O]``, zeros without an input."""
@@ -227,8 +227,9 @@ class Run:
         b = lend(self.kind, state, room, keep=self.keep)
         b.at[0].copy_(state)
         update = self.lstm if self.kind is LSTM else self.gru if self.kind is GRU else self.rnn
+        zero = self.rules.fresh and t == 0 and n == 1
         if force:
-            update(b, 0, force, first, later)
+            update(b, 0, force, first, later, zero=zero)
             p = b.p_array
             p[:], p[-1] = 0, 1
             return Segment(n, force, b, p, p[-1], p == 0, None, p, p[-1]), force, 0
@@ -239,7 +240,8 @@ class Run:
         np.greater_equal(totals[0], threshold, out=halted[0])
         running, size, ahead = [m - np.count_nonzero(halted[0])], 0, 0
         while True:
-            update(b, size, size + count, first, later)
+            update(b, size, size + count, first, later, zero=zero)
+            first, zero = later, False
             h = b.after if count == room else b.after[size * m : (size + count) * m]
             prob[size : size + count] = torch.addmv(self.halt_bias, h, self.halt).sigmoid_().numpy().reshape(count, m)
             for k in range(size + 1, size + count + 1):
@@ -251,8 +253,7 @@ class Run:
             if running[size] == 0:
                 break
             # As if h stayed as it is.
-            going = ~halted[size]
-            left = float(((threshold - totals[size][going]) / prob[size - 1][going].clip(1 / MOST)).max())
+            left = float(((threshold - totals[size]) / prob[size - 1].clip(1 / MOST)).max())
             if math.isnan(left):
                 raise nan_error(t, n + int(np.isnan(totals[: size + 1]).any(1).argmax()) - 1)
             if size == limit:
@@ -288,15 +289,15 @@ class Run:
         """Whether to go on with the running rows only."""
         return running < m if self.at_once else running <= DROP_AT * m and self.worth(m)
 
-    def rnn(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor) -> None:
-        """The updates from start to end of a segment; x: what the segment's first one adds to its product."""
+    def rnn(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor, *, zero: bool) -> None:
+        """The updates from start to end of a segment; x: what the first one adds to its product, zero without state."""
         activate, weight, addmm = torch.tanh_ if self.kind is RNN_TANH else torch.relu_, self.weight, torch.addmm
-        x = later if start > 0 else x
-        for h0, h1 in zip(b.h[start:end], b.h[start + 1 :], strict=False):
-            activate(addmm(x, h0, weight, out=h1))
-            x = later
+        for k in range(start, end):
+            h = b.h[k + 1]
+            activate(h.copy_(x) if zero else addmm(x, b.h[k], weight, out=h))
+            x, zero = later, False
 
-    def lstm(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor) -> None:
+    def lstm(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor, *, zero: bool) -> None:
         weight, minus_1, addmm, add, mul, tanh = (
             self.weight,
             MINUS_1[self.weight.dtype],
@@ -305,25 +306,25 @@ class Run:
             torch.mul,
             torch.tanh,
         )
-        x = later if start > 0 else x
         for k in range(start, end):
             i, f, g, o = b.each_gate[k]
-            addmm(x, b.h[k], weight, out=b.rows[k]).sigmoid_()
+            sums = b.rows[k]
+            (sums.copy_(x) if zero else addmm(x, b.h[k], weight, out=sums)).sigmoid_()
             tanh_g = add(minus_1, g, alpha=2, out=b.tanh_g[k])
             c = mul(f, b.c[k], out=b.c[k + 1]).addcmul_(i, tanh_g)
             mul(o, tanh(c, out=b.tanh_c[k]), out=b.h[k + 1])
-            x = later
+            x, zero = later, False
 
-    def gru(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor) -> None:
+    def gru(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor, *, zero: bool) -> None:
         weight, width = self.weight, 3 * self.H
-        x = later if start > 0 else x
         for k in range(start, end):
             r, z, q, v = b.each_gate[k]
-            torch.addmm(x[:, :width], b.h[k], weight, out=b.rows[k])
+            sums = b.rows[k]
+            sums.copy_(x[:, :width]) if zero else torch.addmm(x[:, :width], b.h[k], weight, out=sums)
             b.sigmoids[k].sigmoid_()
             torch.addcmul(x[:, width:], r, q, out=v).tanh_()
             torch.lerp(v, b.h[k], z, out=b.h[k + 1])
-            x = later
+            x, zero = later, False
 
     def backward(self, d: Grads, *, x: bool) -> Inputs:
         """Derivatives by every input, by x only where it is asked for. What the forward pass kept is used up."""

@@ -51,18 +51,20 @@ class Gradients:
             d_bias_y = None if i.bias_y is None else rows.sum(0)
             d_y = torch.mm(rows, i.weight_y).view(run.mean.shape)
         r = None if d.remainder is None else d.remainder.detach().numpy()
-        G = torch.zeros_like(i.h).expand(run.kind.leaves, -1, -1).clone()
-        for leaf, a in zip(G, (d.h, d.c), strict=False):
-            if a is not None:
-                leaf.copy_(a)
-        done: list[Segment] = []
         d_y = None if d_y is None else d_y.unbind()
-        if d_y is not None and run.lengths is None:
-            G[0] += d_y[-1]
+        ends = d_y is not None and run.lengths is None
+        d_h, d_c = (torch.zeros_like(i.h) if a is None else a for a in (d_y[-1] if ends else d.h, d.c))
+        if ends and d.h is not None:
+            d_h = d_h + d.h
+        # Not written to, but where sequences end at their own steps.
+        G = d_h.unsqueeze(0) if i.c is None else torch.stack([d_h, d_c])
+        G = G if run.lengths is None else G.clone()
+        done: list[Segment] = []
         for t, rows, segments in reversed(run.steps):
             r_t = None if r is None else r[t]
             if run.lengths is None:
                 base = d_y[t - 1] if d_y is not None and t > 0 else None
+                base = False if run.rules.fresh and t == 0 else base
                 G = self.input_step(segments, G, r_t, self.xw[t], base)
             else:
                 rows = slice(None) if rows is None else rows
@@ -76,7 +78,7 @@ class Gradients:
             done += segments
         run.steps = []
         self.flush()
-        d_h, d_c, *_ = *(a.clone() for a in G), None
+        d_h, d_c, *_ = *(() if run.rules.fresh else (a.clone() for a in G.unbind())), None, None
         for s in done:
             s.buffers.give_back()
         made = self.by_inputs(x=x)._replace(h=d_h, c=d_c)
@@ -122,7 +124,7 @@ class Gradients:
         self.halt_bias += d_logit.sum()
         self.halt.addmv_(part.after.t(), part.d_logit_flat)
 
-    def rnn(self, b: Buffers, part: Part, base: Tensor | None) -> None:
+    def rnn(self, b: Buffers, part: Part, base: Any) -> None:
         """The updates of a segment backwards: derivatives by their sums from those by their states."""
         weight, tanh = self.weight_hh, self.run.kind is RNN_TANH
         for k in reversed(range(part.size)):
@@ -136,7 +138,7 @@ class Gradients:
             else:
                 before(d, weight, base, out=b.d_h[0])
 
-    def lstm(self, b: Buffers, part: Part, base: Tensor | None) -> None:
+    def lstm(self, b: Buffers, part: Part, base: Any) -> None:
         weight = self.weight_hh
         # tanh g = 2 sigmoid(2 g) - 1 has the derivative 4 sigmoid (1 - sigmoid).
         torch.mul(part.i, 4, out=part.i_4)
@@ -154,14 +156,14 @@ class Gradients:
                 torch.mul(d_c, b.f[0], out=b.d_c[0])
                 before(b.d_rows[0], weight, base, out=b.d_h[0])
 
-    def gru(self, b: Buffers, part: Part, base: Tensor | None) -> None:
+    def gru(self, b: Buffers, part: Part, base: Any) -> None:
         weight = self.weight_hh
         (r, z, q, v), (d_r, d_z, d_q, d_v) = part.gates, part.d_gates
         tanh_backward(1 - z, v, grad_input=d_v)
         sigmoid_backward(part.past - v, z, grad_input=d_z)
         torch.mul(d_v, r, out=d_q)
         sigmoid_backward(d_v * q, r, grad_input=d_r)
-        b.d_h[0].copy_(base) if base is not None else b.d_h[0].zero_()
+        b.d_h[0].zero_() if base is None or base is False else b.d_h[0].copy_(base)
         for k in reversed(range(part.size)):
             b.d_each[k].mul_(b.wide[k + 1])
             b.d_h[k].addcmul_(b.d_h[k + 1], b.z[k]).addmm_(b.d_rows[k], weight)
@@ -190,7 +192,7 @@ class Gradients:
             all_d, all_h = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (d, h))
             self.weight = torch.mm(all_d.t(), all_h) if self.weight is None else self.weight.addmm_(all_d.t(), all_h)
         if self.firsts:
-            flag = torch.cat(self.firsts).sum(0)
+            flag = (self.firsts[0] if len(self.firsts) == 1 else torch.cat(self.firsts)).sum(0)
             self.flag = flag if self.flag is None else self.flag.add_(flag)
         self.pending, self.firsts, self.waiting = [], [], 0
 
@@ -220,8 +222,10 @@ class Gradients:
         return Inputs(*made)
 
 
-def before(d: Tensor, weight: Tensor, base: Tensor | None, *, out: Tensor) -> None:
-    """The derivative by the state before a segment, and what else comes to it."""
+def before(d: Tensor, weight: Tensor, base: Any, *, out: Tensor) -> None:
+    """The derivative by the state before a segment, and what else comes to it; False: nobody asks for it."""
+    if base is False:
+        return
     if base is None:
         torch.mm(d, weight, out=out)
     else:

@@ -43,6 +43,7 @@ class Rules:
     lengths: Tensor | None  # [E, B] int64, None: all of length T
     stacked: bool = False  # whether results have an axis E
     half: bool = False  # whether products are made in bfloat16
+    fresh: bool = False  # whether the first state is zeros that nobody gave
 
     def __post_init__(self) -> None:
         if self.lengths is not None:

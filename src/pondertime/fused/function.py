@@ -106,6 +106,7 @@ def prepare(net: Network, x: Tensor, state: State | None, lengths: Tensor | None
         x = torch.where(present.unsqueeze(-1) if x.is_floating_point() else present, x, torch.zeros_like(x))
         lengths = lengths.unsqueeze(0)
     biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
+    fresh = state is None
     if state is None:
         state = zeros(x.shape[1], cell.hidden_size, cell.weight_hh.dtype, cell.weight_hh.device)
         state = (state, state) if kind.leaves == 2 else state
@@ -119,7 +120,7 @@ def prepare(net: Network, x: Tensor, state: State | None, lengths: Tensor | None
     inside = output is not None and not hooked(output) and output.weight.dtype == h.dtype and len(output.weight) > 0
     read_out = (output.weight, output.bias) if inside else (None, None)
     inputs = Inputs(x, cell.weight_ih, cell.weight_hh, *biases, net.halt.weight, net.halt.bias, h, c, *read_out)
-    return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, half=half)
+    return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, half=half, fresh=fresh)
 
 
 def fused(
