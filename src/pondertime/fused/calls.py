@@ -224,7 +224,7 @@ class Run:
         # To go on in the same memory is cheaper than another segment.
         exact = force or self.at_once or (known and not self.small(state))
         room = count if exact else min(limit, -(-count // ROOM) * ROOM)
-        b = lend(self.kind, state, room, keep=self.keep)
+        b: Buffers = lend(Buffers, self.kind, state, room, keep=self.keep)
         b.at[0].copy_(state)
         update = self.lstm if self.kind is LSTM else self.gru if self.kind is GRU else self.rnn
         zero = self.rules.fresh and t == 0 and n == 1

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pondertime.fused.buffers import Buffers, Part
+from pondertime.fused.buffers import Back, Buffers, Part, lend
 from pondertime.fused.common import GRU, LSTM, RNN_TANH, Grads, Inputs, by_look_up
 
 if TYPE_CHECKING:
     from pondertime.fused.calls import Run, Segment
 
-# Rows of derivatives gathered before they are multiplied into the weight gradient.
-WEIGHT_ROWS = 512
+# Rows of derivatives gathered before they are multiplied into the weight gradient, or numbers in them if that is more.
+WEIGHT_ROWS, WEIGHT_NUMBERS = 512, 2**20
 
 # By their full names: torch then need not look for the one that fits.
 tanh_backward: Any = torch.ops.aten.tanh_backward.grad_input
@@ -38,8 +38,9 @@ class Gradients:
         self.weight: Tensor | None = None
         self.flag: Tensor | None = None
         self.firsts: list[Tensor] = []
-        self.pending: list[Part] = []
-        self.waiting = 0
+        self.pending: list[tuple[Tensor, Tensor]] = []
+        self.waiting, self.enough = 0, max(WEIGHT_ROWS, WEIGHT_NUMBERS // len(self.weight_hh))
+        self.backs: list[Back] = []
 
     def all_steps(self, d: Grads, *, x: bool) -> Inputs:
         """All input steps, the last one first, and what comes of their sums."""
@@ -79,8 +80,8 @@ class Gradients:
         run.steps = []
         self.flush()
         d_h, d_c, *_ = *(() if run.rules.fresh else (a.clone() for a in G.unbind())), None, None
-        for s in done:
-            s.buffers.give_back()
+        for memory in (*self.backs, *(s.buffers for s in done)):
+            memory.give_back()
         made = self.by_inputs(x=x)._replace(h=d_h, c=d_c)
         if i.weight_y is not None and d_weight_y is None:
             d_weight_y = torch.zeros_like(i.weight_y)
@@ -92,103 +93,110 @@ class Gradients:
         kind, forced, end_dot = self.run.kind, self.run.rules.force_steps, np.zeros(G.shape[1], number(G))
         D: Tensor | None = None
         for s in reversed(segments):
-            b, part = s.buffers, s.buffers.part(s.size)
+            part = s.buffers.part(s.size)
+            back: Back = lend(Back, kind, s.buffers.at[0], s.size)
             g = G if s.rows is None else G[:, s.rows]
             if forced is None:
-                self.by_halting(s, part, g, end_dot, r)
-            # b.d_at[k + 1] becomes the derivative by the state after update k, b.d_at[0] that by the state before.
-            torch.mul(part.p, g.unsqueeze(1), out=part.d_states)
+                self.by_halting(s, part, back, g, end_dot, r)
+            # back.at[k + 1] becomes the derivative by the state after update k, back.at[0] that by the state before.
+            torch.mul(part.p, g.unsqueeze(1), out=back.after)
             if forced is None:
-                part.d_h.addcmul_(part.d_logit, self.run.halt)
+                back.h_after.addcmul_(back.logit, self.run.halt)
             if D is not None:
-                b.d_at[s.size].add_(D)
-            (self.lstm if kind is LSTM else self.gru if kind is GRU else self.rnn)(
-                b, part, base if s.first == 1 else None
-            )
-            self.by_sums(s, part, d_x, fresh=D is None)
-            D = b.d_at[0]
+                back.at[s.size].add_(D)
+            add = base if s.first == 1 else None
+            (self.lstm if kind is LSTM else self.gru if kind is GRU else self.rnn)(s.buffers, part, back, add)
+            self.by_sums(s, part, part.d_sums if kind is LSTM else back.d_sums, d_x, fresh=D is None)
+            D = back.at[0]
             if s.kept is not None:
                 D = D.new_zeros(len(G), s.before, G.shape[2]).index_copy_(1, s.kept, D)
+            self.backs.append(back)
         assert D is not None
+        if kind is LSTM:
+            # The others hold the derivatives by their sums as well, or G, which is now read.
+            for back in self.backs[:-1]:
+                back.give_back()
+            self.backs = self.backs[-1:]
         return D
 
-    def by_halting(self, s: "Segment", part: Part, G: Tensor, end_dot: np.ndarray, r: Any) -> None:
-        """d(loss)/d(h^n) h^n (1 - h^n) = (G . (s^n - s^N) - r) h^n (1 - h^n) for n < N, 0 for n = N; [size, m, 1]."""
-        dot = torch.mul(part.states, G.unsqueeze(1), out=part.d_states).sum(-1).numpy()
+    def by_halting(self, s: "Segment", part: Part, back: Back, G: Tensor, end_dot: np.ndarray, r: Any) -> None:
+        """d(loss)/d(h^n) h^n (1 - h^n) = (G . (s^n - s^N) - r) h^n (1 - h^n) for n < N, 0 for n = N."""
+        dot = torch.mul(part.states, G.unsqueeze(1), out=back.after).sum(-1).numpy()
         dot = dot[0] if len(dot) == 1 else dot[0] + dot[1]
         rows = slice(None) if s.rows is None else s.rows.numpy()
         end_dot[rows] += np.where(s.last, dot, 0).sum(0)
-        d_logit = part.d_logit_array
+        d_logit = back.logit_array
         np.subtract(dot, end_dot[rows] if r is None else end_dot[rows] + r[rows], out=d_logit)
         d_logit *= s.prob * (1 - s.prob) * s.going
         self.halt_bias += d_logit.sum()
-        self.halt.addmv_(part.after.t(), part.d_logit_flat)
+        self.halt.addmv_(part.after.t(), back.logit_flat)
 
-    def rnn(self, b: Buffers, part: Part, base: Any) -> None:
+    def rnn(self, b: Buffers, part: Part, back: Back, base: Any) -> None:
         """The updates of a segment backwards: derivatives by their sums from those by their states."""
         weight, tanh = self.weight_hh, self.run.kind is RNN_TANH
         for k in reversed(range(part.size)):
-            d = b.d_h[k + 1]
+            d = back.h[k + 1]
             if tanh:
                 tanh_backward(d, b.h[k + 1], grad_input=d)
             else:
                 relu_backward(d, b.h[k + 1], 0, grad_input=d)
             if k > 0:
-                b.d_h[k].addmm_(d, weight)
+                back.h[k].addmm_(d, weight)
             else:
-                before(d, weight, base, out=b.d_h[0])
+                before(d, weight, base, out=back.h[0])
 
-    def lstm(self, b: Buffers, part: Part, base: Any) -> None:
+    def lstm(self, b: Buffers, part: Part, back: Back, base: Any) -> None:
         weight = self.weight_hh
+        tanh_backward(part.o, part.tanh_c, grad_input=back.through)
+        back.f.copy_(part.f)
         # tanh g = 2 sigmoid(2 g) - 1 has the derivative 4 sigmoid (1 - sigmoid).
         torch.mul(part.i, 4, out=part.i_4)
-        sigmoid_backward(part.beside, part.gates, grad_input=part.d_gates)
-        tanh_backward(part.o, part.tanh_c, grad_input=part.through)
+        sigmoid_backward(part.beside, part.gates, grad_input=part.gates)
         for k in reversed(range(part.size)):
-            d_h, d_c = b.d_h[k + 1], b.d_c[k + 1]
-            d_c.addcmul_(d_h, b.through_rows[k])
-            b.by_c[k].mul_(b.wide[k + 1])
-            b.d_o[k].mul_(d_h)
+            d_h, d_c = back.h[k + 1], back.c[k + 1]
+            d_c.addcmul_(d_h, back.through_rows[k])
+            b.by_c[k].mul_(back.wide[k + 1])
+            b.each_gate[k][3].mul_(d_h)
             if k > 0:
-                b.d_c[k].addcmul_(d_c, b.f[k])
-                b.d_h[k].addmm_(b.d_rows[k], weight)
+                back.c[k].addcmul_(d_c, back.f_rows[k])
+                back.h[k].addmm_(b.rows[k], weight)
             else:
-                torch.mul(d_c, b.f[0], out=b.d_c[0])
-                before(b.d_rows[0], weight, base, out=b.d_h[0])
+                torch.mul(d_c, back.f_rows[0], out=back.c[0])
+                before(b.rows[0], weight, base, out=back.h[0])
 
-    def gru(self, b: Buffers, part: Part, base: Any) -> None:
+    def gru(self, b: Buffers, part: Part, back: Back, base: Any) -> None:
         weight = self.weight_hh
-        (r, z, q, v), (d_r, d_z, d_q, d_v) = part.gates, part.d_gates
+        (r, z, q, v), (d_r, d_z, d_q, d_v) = part.each_gate, back.each_gate
         tanh_backward(1 - z, v, grad_input=d_v)
         sigmoid_backward(part.past - v, z, grad_input=d_z)
         torch.mul(d_v, r, out=d_q)
         sigmoid_backward(d_v * q, r, grad_input=d_r)
-        b.d_h[0].zero_() if base is None or base is False else b.d_h[0].copy_(base)
+        back.h[0].zero_() if base is None or base is False else back.h[0].copy_(base)
         for k in reversed(range(part.size)):
-            b.d_each[k].mul_(b.wide[k + 1])
-            b.d_h[k].addcmul_(b.d_h[k + 1], b.z[k]).addmm_(b.d_rows[k], weight)
+            back.each[k].mul_(back.wide[k + 1])
+            back.h[k].addcmul_(back.h[k + 1], b.each_gate[k][1]).addmm_(back.rows[k], weight)
 
-    def by_sums(self, s: "Segment", part: Part, d_x: Tensor, *, fresh: bool) -> None:
+    def by_sums(self, s: "Segment", part: Part, d_sums: Tensor, d_x: Tensor, *, fresh: bool) -> None:
         """What a segment's derivatives add to the sums; d_x is first written, then added to."""
         if s.rows is None and fresh:
-            torch.sum(part.d_sums, 0, out=d_x)
+            torch.sum(d_sums, 0, out=d_x)
         elif s.rows is None:
-            d_x += part.d_sums.sum(0)
+            d_x += d_sums.sum(0)
         else:
             d_x = d_x.zero_() if fresh else d_x
-            d_x.index_add_(0, s.rows, part.d_sums.sum(0))
+            d_x.index_add_(0, s.rows, d_sums.sum(0))
         if s.first == 1:
-            self.firsts.append(s.buffers.d_sums[0])
-        self.pending.append(part)
+            self.firsts.append(d_sums[0])
+        self.pending.append((d_sums.flatten(0, 1), part.before))
         self.waiting += part.rows
-        if self.waiting >= WEIGHT_ROWS:
+        if self.waiting >= self.enough:
             self.flush()
 
     def flush(self) -> None:
         """Add the gathered rows to the weight gradient with one product."""
         if self.pending:
             P = len(self.weight_hh)
-            d, h = [a.d_flat[:, :P] for a in self.pending], [a.before for a in self.pending]
+            d, h = [a[:, :P] for a, _ in self.pending], [a for _, a in self.pending]
             all_d, all_h = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (d, h))
             self.weight = torch.mm(all_d.t(), all_h) if self.weight is None else self.weight.addmm_(all_d.t(), all_h)
         if self.firsts:
