@@ -45,7 +45,7 @@ class Buffers(Memory):
     """
 
     def __init__(self, kind: CellKind, like: Tensor, room: int, *, keep: bool) -> None:
-        (leaves, m, H), self.kind, self.room = like.shape, kind, room
+        (leaves, m, H), self.kind, self.room, self.keep = like.shape, kind, room, keep
         if kind is LSTM and keep:
             # Beside the state before an update what its gates are multiplied by, in their order: g, c, 4 i, tanh c.
             self.record = like.new_empty(room + 1, m, 5, H)
@@ -91,11 +91,18 @@ class Part:
         self.states, self.p = b.states[:, 1 : size + 1], b.p[:size]
         if b.kind is GRU:
             self.each_gate, self.past = b.gates[:size].unbind(2), b.states[0, :size]
-        if b.kind is LSTM:
+        if b.kind is LSTM and b.keep:
             record, self.gates = b.record[:size], b.gates[:size]
             self.beside, self.i_4, self.tanh_c = record[:, :, 1:], record[:, :, 3], record[:, :, 4]
             self.i, self.f, _, self.o = self.gates.unbind(2)
-            self.d_sums = self.gates.flatten(2)
+            self.d = Sums(self.gates.flatten(2))
+
+
+class Sums:
+    """Derivatives by the sums of updates, ``[size, m, slots H]``."""
+
+    def __init__(self, sums: Tensor) -> None:
+        self.sums, self.flat, self.first = sums, sums.flatten(0, 1), sums[0]
 
 
 class Back(Memory):
@@ -111,11 +118,11 @@ class Back(Memory):
         self.nbytes = self.states.nbytes * (4 if kind is GRU else 2)
         if kind.slots == 1:
             # The derivative by a state becomes that by the sums it was made of.
-            self.d_sums = self.h_after
+            self.d = Sums(self.h_after)
         elif kind is GRU:
             self.gates = like.new_empty(size, m, 4, H)
-            self.each_gate, self.d_sums, self.each = self.gates.unbind(2), self.gates.flatten(2), self.gates.unbind()
-            self.rows = self.d_sums[:, :, : 3 * H].unbind()
+            self.each_gate, self.each, self.d = self.gates.unbind(2), self.gates.unbind(), Sums(self.gates.flatten(2))
+            self.rows = self.d.sums[:, :, : 3 * H].unbind()
         else:
             self.c, self.f, self.through = self.states[1].unbind(), *like.new_empty(2, size, m, H).unbind()
             self.f_rows, self.through_rows = self.f.unbind(), self.through.unbind()

@@ -67,7 +67,8 @@ class Segment:
     @property
     def last(self) -> np.ndarray:
         """Which update was a row's last, ``[size, m]``."""
-        return ~self.going if self.made is None else self.made & ~self.going
+        assert self.made is not None
+        return self.made & ~self.going
 
 
 class InputStep(NamedTuple):
@@ -242,7 +243,7 @@ class Run:
         while True:
             update(b, size, size + count, first, later, zero=zero)
             first, zero = later, False
-            h = b.after if count == room else b.after[size * m : (size + count) * m]
+            h = b.part(count).after if size == 0 else b.after[size * m : (size + count) * m]
             prob[size : size + count] = torch.addmv(self.halt_bias, h, self.halt).sigmoid_().numpy().reshape(count, m)
             for k in range(size + 1, size + count + 1):
                 np.greater_equal(np.add(totals[k - 1], prob[k - 1], out=totals[k]), threshold, out=halted[k])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pondertime.fused.buffers import Back, Buffers, Part, lend
+from pondertime.fused.buffers import Back, Buffers, Part, Sums, lend
 from pondertime.fused.common import GRU, LSTM, RNN_TANH, Grads, Inputs, by_look_up
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Gradients:
                 back.at[s.size].add_(D)
             add = base if s.first == 1 else None
             (self.lstm if kind is LSTM else self.gru if kind is GRU else self.rnn)(s.buffers, part, back, add)
-            self.by_sums(s, part, part.d_sums if kind is LSTM else back.d_sums, d_x, fresh=D is None)
+            self.by_sums(s, part, part.d if kind is LSTM else back.d, d_x, fresh=D is None)
             D = back.at[0]
             if s.kept is not None:
                 D = D.new_zeros(len(G), s.before, G.shape[2]).index_copy_(1, s.kept, D)
@@ -124,7 +124,7 @@ class Gradients:
         dot = torch.mul(part.states, G.unsqueeze(1), out=back.after).sum(-1).numpy()
         dot = dot[0] if len(dot) == 1 else dot[0] + dot[1]
         rows = slice(None) if s.rows is None else s.rows.numpy()
-        end_dot[rows] += np.where(s.last, dot, 0).sum(0)
+        end_dot[rows] += np.where(s.going[-1], 0, dot[-1]) if s.made is None else np.where(s.last, dot, 0).sum(0)
         d_logit = back.logit_array
         np.subtract(dot, end_dot[rows] if r is None else end_dot[rows] + r[rows], out=d_logit)
         d_logit *= s.prob * (1 - s.prob) * s.going
@@ -176,18 +176,18 @@ class Gradients:
             back.each[k].mul_(back.wide[k + 1])
             back.h[k].addcmul_(back.h[k + 1], b.each_gate[k][1]).addmm_(back.rows[k], weight)
 
-    def by_sums(self, s: "Segment", part: Part, d_sums: Tensor, d_x: Tensor, *, fresh: bool) -> None:
+    def by_sums(self, s: "Segment", part: Part, d: Sums, d_x: Tensor, *, fresh: bool) -> None:
         """What a segment's derivatives add to the sums; d_x is first written, then added to."""
         if s.rows is None and fresh:
-            torch.sum(d_sums, 0, out=d_x)
+            torch.sum(d.sums, 0, out=d_x)
         elif s.rows is None:
-            d_x += d_sums.sum(0)
+            d_x += d.sums.sum(0)
         else:
             d_x = d_x.zero_() if fresh else d_x
-            d_x.index_add_(0, s.rows, d_sums.sum(0))
+            d_x.index_add_(0, s.rows, d.sums.sum(0))
         if s.first == 1:
-            self.firsts.append(d_sums[0])
-        self.pending.append((d_sums.flatten(0, 1), part.before))
+            self.firsts.append(d.first)
+        self.pending.append((d.flat, part.before))
         self.waiting += part.rows
         if self.waiting >= self.enough:
             self.flush()
