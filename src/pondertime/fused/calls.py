@@ -5,7 +5,7 @@ and only then is looked who has halted: p, N and R of all its updates are made a
 stays whole: a row that has halted is computed on with weight 0. Rows are dropped between segments, where it pays.
 What is one number a row and update is left to numpy, whose calls cost a fifth of torch's.
 
-States are ``[leaves, rows, H]``. Sums are ``[rows, slots H]``: of a GRU the place of U_n h has a bias of its own.
+States are ``[leaves, rows, H]``.
 """
 
 import math
@@ -19,11 +19,9 @@ from torch import Tensor
 
 from pondertime.fused.buffers import Buffers, lend
 from pondertime.fused.calls_backward import Gradients, number
+from pondertime.fused.calls_cell import Cell
 from pondertime.fused.common import (
-    GRU,
-    LSTM,
     RNN_RELU,
-    RNN_TANH,
     Grads,
     Inputs,
     NotANumber,
@@ -40,10 +38,6 @@ WORTH_A_GATHER = 2_000_000
 # Multiply-adds of an update that are cheap; of such, updates made before anything is known of the halting, and the
 # number that room is made for a multiple of. The most updates that are guessed.
 SMALL_UPDATE, FEW, ROOM, MOST = 4_000_000, 4, 8, 32
-# Rows from which on a product does not care how its weights lie; numbers of a matrix that are transposed at once.
-MANY_ROWS, BLOCK = 128, 2**18
-
-MINUS_1 = {dtype: torch.tensor(-1, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
 
 @dataclass(slots=True)
@@ -89,11 +83,7 @@ class Run:
         # Updates that the segments of the last input step needed. Not of the last call: what is computed, to the last
         # bit, depends on the call alone.
         self.rooms: list[int] = []
-        # Skinny products are quicker with a copy that lies row after row; an LSTM's is scaled.
-        lies = self.B >= MANY_ROWS and self.kind is not LSTM
-        self.weight = inputs.weight_hh.t() if lies else transposed(inputs.weight_hh)
-        self.weight_x = inputs.weight_ih.t() if lies else transposed(inputs.weight_ih)
-        self.products = self.weight.numel()
+        self.cell = Cell(inputs, self.kind)
         self.halt, self.halt_bias = inputs.halt[0], inputs.halt_bias
         self.threshold = 1 - rules.epsilon
         self.limit = rules.force_steps or rules.max_steps
@@ -103,34 +93,9 @@ class Run:
         self.steps: list[InputStep] = []
         self.out: Any = self.forward()
 
-    def project(self) -> tuple[Tensor, Tensor]:
-        """What first updates and later ones add to their products, for all t: ``[T, B, slots H]``."""
-        i, H = self.inputs, self.H
-        weight, bias = self.weight_x, None
-        if i.bias_ih is not None and i.bias_hh is not None:
-            if self.kind is GRU:
-                bias = torch.cat([(i.bias_ih + i.bias_hh)[: 2 * H], i.bias_hh[2 * H :], i.bias_ih[2 * H :]])
-            else:
-                bias = i.bias_ih + i.bias_hh
-        if self.kind is GRU:
-            weight = torch.cat([weight[:, : 2 * H], weight.new_zeros(len(weight), H), weight[:, 2 * H :]], 1)
-        if self.kind is LSTM:
-            # tanh g = 2 sigmoid(2 g) - 1: all four gates become sigmoids, one call.
-            for a in (self.weight, weight) if bias is None else (self.weight, weight, bias):
-                a[..., 2 * H : 3 * H] *= 2
-        table = weight[:-1]
-        if not i.x.is_floating_point():
-            xw = torch.nn.functional.embedding(i.x.long(), table)
-            xw = xw if bias is None else xw.add_(bias)
-        else:
-            rows = i.x.reshape(self.T * self.B, -1)
-            xw = torch.mm(rows, table) if bias is None else torch.addmm(bias, rows, table)
-            xw = xw.view(self.T, self.B, -1)
-        return xw + weight[-1], xw
-
     def forward(self) -> Outputs:
-        T, B, H, i = self.T, self.B, self.H, self.inputs
-        first, later = self.project()
+        T, B, i = self.T, self.B, self.inputs
+        first, later = self.cell.project(i.x)
         state = i.h.unsqueeze(0) if i.c is None else torch.stack([i.h, i.c])
         means, N, R = [], np.zeros((T, B), np.int64), np.zeros((T, B), number(state))
         for t, (x1, x) in enumerate(zip(first.unbind(), later.unbind(), strict=True)):
@@ -151,7 +116,7 @@ class Run:
         if self.rules.force_steps is not None and self.mean.isnan().any():
             raise nan_error(int(self.mean.isnan().flatten(1).any(1).nonzero()[0]), 1)
         rho = R + N.astype(R.dtype)
-        # Nothing of these is kept for the backward pass; as data, since what autograd knows as a view is not the caller's.
+        # None of these is kept for the backward pass; as data, since a view that autograd knows of is not the caller's.
         h, c, *_ = *(a.data for a in state.unbind()), None
         return Outputs(self.read_out().data, h, c, *map(torch.from_numpy, (N, R, rho, rho.sum(0))))
 
@@ -227,10 +192,9 @@ class Run:
         room = count if exact else min(limit, -(-count // ROOM) * ROOM)
         b: Buffers = lend(Buffers, self.kind, state, room, keep=self.keep)
         b.at[0].copy_(state)
-        update = self.lstm if self.kind is LSTM else self.gru if self.kind is GRU else self.rnn
         zero = self.rules.fresh and t == 0 and n == 1
         if force:
-            update(b, 0, force, first, later, zero=zero)
+            self.cell.update(b, 0, force, first, later, zero=zero)
             p = b.p_array
             p[:], p[-1] = 0, 1
             return Segment(n, force, b, p, p[-1], p == 0, None, p, p[-1]), force, 0
@@ -241,17 +205,18 @@ class Run:
         np.greater_equal(totals[0], threshold, out=halted[0])
         running, size, ahead = [m - np.count_nonzero(halted[0])], 0, 0
         while True:
-            update(b, size, size + count, first, later, zero=zero)
+            self.cell.update(b, size, size + count, first, later, zero=zero)
             first, zero = later, False
             h = b.part(count).after if size == 0 else b.after[size * m : (size + count) * m]
             prob[size : size + count] = torch.addmv(self.halt_bias, h, self.halt).sigmoid_().numpy().reshape(count, m)
-            for k in range(size + 1, size + count + 1):
-                np.greater_equal(np.add(totals[k - 1], prob[k - 1], out=totals[k]), threshold, out=halted[k])
-                running.append(m - np.count_nonzero(halted[k]))
-                if running[k] == 0:
-                    break
-            size = len(running) - 1
+            new = slice(size + 1, size + count + 1)
+            totals[new] = prob[size : size + count]
+            np.add.accumulate(totals[size : new.stop], 0, out=totals[size : new.stop])
+            np.greater_equal(totals[new], threshold, out=halted[new])
+            running += (m - halted[new].sum(1)).tolist()
+            size += count
             if running[size] == 0:
+                size = running.index(0)
                 break
             # As if h stayed as it is.
             left = float(((threshold - totals[size]) / prob[size - 1].clip(1 / MOST)).max())
@@ -280,52 +245,15 @@ class Run:
 
     def small(self, state: Tensor) -> bool:
         """Whether updates that nobody needs cost less than to look more often."""
-        return state.shape[1] * self.products <= SMALL_UPDATE
+        return state.shape[1] * self.cell.products <= SMALL_UPDATE
 
     def worth(self, m: int) -> bool:
         """Whether updates of m rows are slow enough to drop some."""
-        return m * self.products >= WORTH_A_GATHER
+        return m * self.cell.products >= WORTH_A_GATHER
 
     def drops(self, running: int, m: int) -> bool:
         """Whether to go on with the running rows only."""
         return running < m if self.at_once else running <= DROP_AT * m and self.worth(m)
-
-    def rnn(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor, *, zero: bool) -> None:
-        """The updates from start to end of a segment; x: what the first one adds to its product, zero without state."""
-        activate, weight, addmm = torch.tanh_ if self.kind is RNN_TANH else torch.relu_, self.weight, torch.addmm
-        for k in range(start, end):
-            h = b.h[k + 1]
-            activate(h.copy_(x) if zero else addmm(x, b.h[k], weight, out=h))
-            x, zero = later, False
-
-    def lstm(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor, *, zero: bool) -> None:
-        weight, minus_1, addmm, add, mul, tanh = (
-            self.weight,
-            MINUS_1[self.weight.dtype],
-            torch.addmm,
-            torch.add,
-            torch.mul,
-            torch.tanh,
-        )
-        for k in range(start, end):
-            i, f, g, o = b.each_gate[k]
-            sums = b.rows[k]
-            (sums.copy_(x) if zero else addmm(x, b.h[k], weight, out=sums)).sigmoid_()
-            tanh_g = add(minus_1, g, alpha=2, out=b.tanh_g[k])
-            c = mul(f, b.c[k], out=b.c[k + 1]).addcmul_(i, tanh_g)
-            mul(o, tanh(c, out=b.tanh_c[k]), out=b.h[k + 1])
-            x, zero = later, False
-
-    def gru(self, b: Buffers, start: int, end: int, x: Tensor, later: Tensor, *, zero: bool) -> None:
-        weight, width = self.weight, 3 * self.H
-        for k in range(start, end):
-            r, z, q, v = b.each_gate[k]
-            sums = b.rows[k]
-            sums.copy_(x[:, :width]) if zero else torch.addmm(x[:, :width], b.h[k], weight, out=sums)
-            b.sigmoids[k].sigmoid_()
-            torch.addcmul(x[:, width:], r, q, out=v).tanh_()
-            torch.lerp(v, b.h[k], z, out=b.h[k + 1])
-            x, zero = later, False
 
     def backward(self, d: Grads, *, x: bool) -> Inputs:
         """Derivatives by every input, by x only where it is asked for. What the forward pass kept is used up."""
@@ -381,14 +309,6 @@ def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> Run
 def stacked(records: list[Any]) -> Any:
     """The fields of records of tensors, E first."""
     return (None if a[0] is None else torch.stack(a) for a in zip(*records, strict=True))
-
-
-def transposed(a: Tensor) -> Tensor:
-    """A copy with rows and columns swapped, in blocks that stay in the cache."""
-    made, block = a.new_empty(a.shape[::-1]), max(64, BLOCK // a.shape[1])
-    for k in range(0, len(a), block):
-        made[:, k : k + block].copy_(a[k : k + block].t())
-    return made
 
 
 def mean_state(s: Segment) -> Tensor:

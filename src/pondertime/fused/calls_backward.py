@@ -79,17 +79,18 @@ class Gradients:
             done += segments
         run.steps = []
         self.flush()
-        d_h, d_c, *_ = *(() if run.rules.fresh else (a.clone() for a in G.unbind())), None, None
+        made: Any = self.by_inputs(x=x)._asdict()
+        if not run.rules.fresh:
+            made.update(zip(("h", "c"), (a.clone() for a in G.unbind()), strict=False))
         for memory in (*self.backs, *(s.buffers for s in done)):
             memory.give_back()
-        made = self.by_inputs(x=x)._replace(h=d_h, c=d_c)
         if i.weight_y is not None and d_weight_y is None:
             d_weight_y = torch.zeros_like(i.weight_y)
             d_bias_y = None if i.bias_y is None else torch.zeros_like(i.bias_y)
-        return made._replace(weight_y=d_weight_y, bias_y=d_bias_y)
+        return Inputs(**{**made, "weight_y": d_weight_y, "bias_y": d_bias_y})
 
     def input_step(self, segments: list["Segment"], G: Tensor, r: Any, d_x: Tensor, base: Any = None) -> Tensor:
-        """The segments of an input step, the last one first; returns base and the derivatives by s_{t-1}; writes d_x."""
+        """The segments of an input step, the last one first; returns base + the derivatives by s_{t-1}, writes d_x."""
         kind, forced, end_dot = self.run.kind, self.run.rules.force_steps, np.zeros(G.shape[1], number(G))
         D: Tensor | None = None
         for s in reversed(segments):
