@@ -79,15 +79,15 @@ class Gradients:
             done += segments
         run.steps = []
         self.flush()
-        made: Any = self.by_inputs(x=x)._asdict()
+        made: Any = self.by_inputs(x=x)
         if not run.rules.fresh:
-            made.update(zip(("h", "c"), (a.clone() for a in G.unbind()), strict=False))
+            made = made._replace(h=G[0].clone(), c=None if i.c is None else G[1].clone())
         for memory in (*self.backs, *(s.buffers for s in done)):
             memory.give_back()
         if i.weight_y is not None and d_weight_y is None:
             d_weight_y = torch.zeros_like(i.weight_y)
             d_bias_y = None if i.bias_y is None else torch.zeros_like(i.bias_y)
-        return Inputs(**{**made, "weight_y": d_weight_y, "bias_y": d_bias_y})
+        return made._replace(weight_y=d_weight_y, bias_y=d_bias_y)
 
     def input_step(self, segments: list["Segment"], G: Tensor, r: Any, d_x: Tensor, base: Any = None) -> Tensor:
         """The segments of an input step, the last one first; returns base + the derivatives by s_{t-1}, writes d_x."""
