@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test test-gpu lint bench docs clean
+.PHONY: setup demo test test-gpu lint bench results docs clean
 
 setup: $(READY)
 
@@ -29,6 +29,11 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/pondertime bench
+
+# The figures and the page of every claim, from the tables in results/; figures without results are left out.
+results: $(READY)
+	-$(BIN)/pondertime figures --out docs/images
+	$(BIN)/python -m pondertime.claims --out docs/results.md
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -76,6 +76,7 @@ def plainly(network: ACT, task: Task, batches: list[Batch]) -> dict[str, float]:
         return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
 
     (error, error_se), (target_error, target_error_se) = mean_and_error(wrong), mean_and_error(shares)
+    a_sequence = max(targets, 1) / n
     return {
         "sequences": n,
         "error": error,
@@ -86,6 +87,7 @@ def plainly(network: ACT, task: Task, batches: list[Batch]) -> dict[str, float]:
         "rho": rho / inputs,
         "loss": sum(losses) / n,
         "bpc": sum(losses) / max(targets, 1) / math.log(2),
+        "bpc_se": mean_and_error([value / math.log(2) / a_sequence for value in losses])[1],
     }
 
 
@@ -109,7 +111,7 @@ def test_every_network_sees_the_same_fresh_sequences(monkeypatch: pytest.MonkeyP
     assert evaluate(network, task) == first and first["sequences"] == 700 and "bpc" not in first
     g = generator("cpu")
     batches = [task.sample(500, g), task.sample(200, g)]
-    plain = {k: v for k, v in measure_all(network, task, batches)[0].items() if k != "bpc"}
+    plain = {k: v for k, v in measure_all(network, task, batches)[0].items() if not k.startswith("bpc")}
     assert first == plain
     assert evaluate(network, task, sequences=1)["error_se"] == 0
     assert not any(p.grad is not None for p in network.parameters())

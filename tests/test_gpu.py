@@ -52,11 +52,17 @@ def test_stacked_networks(kind: str, way: str, monkeypatch: pytest.MonkeyPatch) 
     compare_stacked(kind, "cuda")
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(200, None), (40, 17), (129, 2), (100, 1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_kernels_project_and_read_out(kind: str, inputs: int, outputs: int | None) -> None:
+    compare(kind, (2, 20, inputs, 150), "cuda", outputs=outputs, lengths=[1 + b % 2 for b in range(20)])
+
+
 def test_the_tape_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     from pondertime.fused import triton_run
 
     monkeypatch.setattr(triton_run, "SMALL_TAPE", 0)
-    monkeypatch.setattr(triton_run, "_updates", {})
+    monkeypatch.setattr(triton_run, "_plans", {})
     for way in ("loop", "ticks"):
         serve_by(monkeypatch, way)
         assert compare("lstm", (2, 5, 3, 8), "cuda", halt_bias=-6, max_steps=40).max() == 40

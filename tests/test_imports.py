@@ -14,7 +14,7 @@ ROOT = Path(pondertime.__file__).parent
 # A module may import those of its own line and of the lines above it. Folders count as one module.
 LAYERS = [
     {"halting", "cells", "config", "data", "progress"},
-    {"sequences", "plain", "reference", "results"},
+    {"sequences", "plain", "reference", "results", "characters"},
     {"compact", "fused"},
     {"backends"},
     {"act"},
@@ -22,12 +22,12 @@ LAYERS = [
     {"batches", "networks"},
     {"ensemble"},
     {"runs", "learner", "train", "hogwild", "evaluate"},
-    {"sweep", "engines", "figures", "report", "bench"},
+    {"sweep", "engines", "figures", "report", "bench", "checkpoints", "claims"},
     {"web", "flags", "show", "cli"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 TRAIN = {"learner", "train", "hogwild", "ensemble", "sweep", "engines"}
-READ = {"figures", "report"}
+READ = {"figures", "claims", "report"}
 
 
 def home(path: Path) -> str:
@@ -93,7 +93,7 @@ def run(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["pondertime", "pondertime.config"])
+@pytest.mark.parametrize("module", ["pondertime", "pondertime.config", "pondertime.claims", "pondertime.characters"])
 def test_torch_is_not_loaded_before_it_is_needed(module: str) -> None:
     run(f"import sys, {module}; assert 'torch' not in sys.modules")
 

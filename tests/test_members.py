@@ -1,5 +1,6 @@
 """Several networks in one run: each is trained as it would be alone, fails alone, and is found by its seed."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,16 @@ def by_the_book(config: TrainConfig, updates: int) -> dict[str, Any]:
     return network.state_dict()
 
 
-@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize(("members", "taus"), [(1, ()), (3, ()), (2, (0.5, 0.01))])
 @pytest.mark.parametrize("task", ["parity", "logic", "addition"])
-def test_updates_are_those_of_torch(task: str, members: int) -> None:
-    config = small(task, members=members, clip=0.5, learning_rate=1e-3, halt_bias=-1.0)
+def test_updates_are_those_of_torch(task: str, members: int, taus: tuple[float, ...]) -> None:
+    config = replace(small(task, members=members, clip=0.5, learning_rate=1e-3, halt_bias=-1.0), taus=taus)
     learner = Learner(config, make_task(config), build_all(config, make_task(config)), "cpu")
     for i in range(8):
         learner.update(i)
-    for e in range(members):
+    for e in range(config.size):
         expected = by_the_book(config.member(e), 8)
-        made = {k: v if members == 1 else v[e] for k, v in learner.network.state_dict().items()}
+        made = {k: v if config.size == 1 else v[e] for k, v in learner.network.state_dict().items()}
         for name, value in expected.items():
             assert_same(made[name], value, torch.float32)
 

@@ -76,6 +76,18 @@ def test_the_files_are_those_of_the_design(tmp_path):
     assert json.loads((tmp_path / "parity-traces.json").read_text()) == []
 
 
+def test_long_curves_are_thinned():
+    numbers = np.array([0.5, 0.3, 0.2, 0.0, 0.1])
+    curve = results.Curve(np.arange(10, 60, 10), numbers, 2 * numbers, np.full(5, np.nan), 3 * numbers)
+    short = curve.thinned(3)
+    assert curve.thinned(5) is curve and short.updates.tolist() == [20, 40, 50]
+    np.testing.assert_allclose(short.error, [0.4, 0.1, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(short.steps, [1.2, 0.3, 0.3], rtol=1e-6)
+    assert np.isnan(short.bpc).all()
+    nothing = results.Curve(*(np.empty(0) for _ in range(5)))
+    assert nothing.thinned(3) is nothing
+
+
 def test_mappings_stand_for_records(tmp_path):
     row = make_row("addition", 0.01, 2)
     add(tmp_path / "a", row)

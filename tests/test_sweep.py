@@ -103,7 +103,7 @@ def test_a_grid_on_a_gpu_is_one_job(tmp_path: Path):
         with pytest.raises(RunError, match="this run has hidden_size = 16, asked for 8"):
             unfinished([replace(c, hidden_size=8) for c in every], places)
     big = plan(small("addition"), (0.5, 0.25), 2, baseline=True)
-    assert [j.members for j in sweep.together(big, places)] == [2, 2, 2]
+    assert [(j.taus, j.members, j.tau) for j in sweep.together(big, places)] == [((0.5, 0.25), 2, None), ((), 2, None)]
 
 
 def test_the_grid_of_the_paper():

@@ -208,7 +208,7 @@ class ACT(nn.Module):
     def _check_type(self, name: str, a: Tensor) -> None:
         """Raise for a type that a cell of torch.nn does not take."""
         expected = self.halt.weight.dtype
-        if is_torch_cell(self.cell) and a.dtype != expected and not torch.is_autocast_enabled(a.device.type):
+        if a.dtype != expected and is_torch_cell(self.cell) and not torch.is_autocast_enabled(a.device.type):
             raise ValueError(f"{name}: expected the cell's type {expected}, got {a.dtype}")
 
     def _run(self, seqs: sequences.Sequences, recorder: Any = None) -> Result:

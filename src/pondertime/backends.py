@@ -21,6 +21,8 @@ BACKENDS: dict[str, Backend] = {
     "fused": fused,
     "fused-calls": fused_calls,
 }
+# What the fused path computes in.
+TYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
 PONDERS = {"reference": ponder_dense, "compact": ponder_compact}
 
 
@@ -65,14 +67,14 @@ def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str
         return "it takes the read-out of the mean, so the read-out must be an nn.Linear"
     if cell.weight_hh.dtype != dtype:
         return f"it computes in one type, not in {cell.weight_hh.dtype} and {dtype}"
-    reason = why_not_kernels(device) if device.type == "cuda" else None
+    where = device.type
+    reason = why_not_kernels(device) if where == "cuda" else None
     if reason is not None:
         return reason
-    if device.type not in ("cpu", "cuda"):
-        return f"it runs on a CPU or a CUDA device, not on {device.type}"
-    types = (torch.float32, torch.float64) if device.type == "cpu" else (torch.float32,)
-    if dtype not in types:
-        return f"on {device.type} it computes in {' or '.join(map(str, types))}, not in {dtype}"
+    if where not in TYPES:
+        return f"it runs on a CPU or a CUDA device, not on {where}"
+    if dtype not in TYPES[where]:
+        return f"on {where} it computes in {' or '.join(map(str, TYPES[where]))}, not in {dtype}"
     if not autocast_served(device):
         return "under autocast it computes in bfloat16 on a GPU, and nothing else"
     if torch.compiler.is_compiling():

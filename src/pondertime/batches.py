@@ -49,10 +49,14 @@ class Batches:
         return self.chunk[1].rows(slice(place * rows, (place + 1) * rows))
 
     def sample(self, seed: int, number: int) -> Batch:
-        key = np.random.SeedSequence([seed, self.worker, number]).generate_state(1, np.uint64)[0]
-        generator = torch.Generator(self.device)
-        generator.manual_seed(int(key))
-        return self.task.sample(self.batch_size * self.per_chunk, generator)
+        return self.task.sample(self.batch_size * self.per_chunk, self.generator(seed, number))
+
+    def generator(self, seed: int, number: int) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(self.key(seed, number))
+
+    def key(self, seed: int, number: int) -> int:
+        """The seed of a chunk."""
+        return int(np.random.SeedSequence([seed, self.worker, number]).generate_state(1, np.uint64)[0])
 
 
 def beside(chunks: list[Batch], batches: int) -> Batch:

@@ -42,7 +42,7 @@ from pondertime.flags import (
     parse_taus,
     pick_device,
 )
-from pondertime.show import describe, say, show_curve, show_times, show_trace, waiting
+from pondertime.show import describe, say, show_curve, show_recorded, show_text, show_times, show_trace, waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class Evaluate:
     """Measure a trained network on fresh data: errors, ponder, both against difficulty, traces."""
 
     run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """A run folder."""
+    """A run folder, or the name of a checkpoint such as parity-act."""
     seed: OptionalWhole = None
     """Which network, where the run holds several seeds."""
     tau: OptionalReal = None
@@ -130,33 +130,45 @@ class Evaluate:
         if self.sequences is not None:
             check_count("sequences", self.sequences)
         device = pick_device(self.device, self.backend)
-        from pondertime.evaluate import difficulty_curve, evaluate, sample_traces
-        from pondertime.runs import RunFolder, served_by, write_json
-        from pondertime.sweep import Places, add, entry
+        from pondertime.checkpoints import Checkpoint, find
+        from pondertime.evaluate import portrait
+        from pondertime.runs import served_by, write_json
 
-        folder = RunFolder(self.run_folder)
+        folder = find(self.run_folder)
+        if isinstance(folder, Checkpoint) and self.results is not None:
+            raise ConfigError(f"--results: {folder.name} is a checkpoint, without the learning curve that goes there")
+        recorded = folder.recorded() if isinstance(folder, Checkpoint) else None
         place = folder.find(seed=self.seed, tau=self.tau)
         config, task, network = folder.load_network(place, backend=self.backend)
         served_by(network.to(device), device)
         with waiting(f"evaluating {config.name}"):
-            result = evaluate(network, task, sequences=self.sequences, device=device)
-            curve = difficulty_curve(network, task, device=device)
-            traced = sample_traces(network, task, device=device)
-        say(describe(config, result))
-        show_curve(curve)
-        for trace in traced[:2]:
+            found = portrait(network, task, sequences=self.sequences, device=device)
+        say(describe(config, found.result))
+        show_curve(found.difficulty)
+        for trace in found.traces[:2]:
             show_trace(trace)
+        show_text(found.classes, found.boundaries)
+        if recorded is not None:
+            show_recorded(recorded, found.result)
+            return
         name = "evaluation.json" if folder.config().size == 1 else f"evaluation-{config.name}.json"
-        write_json(folder.path / name, {**result, "difficulty": curve, "traces": traced})
+        write_json(folder.path / name, found.to_json())
         say(f"all of it: {folder.path / name}")
         if self.results is not None:
-            done = folder.own_result(place)
-            if done is None:
-                raise ConfigError(f"{folder.path}: not finished yet, so not added to {self.results}")
-            if done.get("failed") is not None:
-                raise ConfigError(f"{config.name}: its loss was not finite, so it is not added to {self.results}")
-            places = Places(folder.path.parent, self.results, device)
-            add([entry(config, folder.environment(), folder.metrics(place), done, curve, traced, places)], places)
+            self.add_to_results(folder, place, config, found, device)
+
+    def add_to_results(self, folder: Any, place: int, config: TrainConfig, found: Any, device: str) -> None:
+        """Put a finished network into the result tables."""
+        from pondertime.sweep import Places, add, entry
+
+        done = folder.own_result(place)
+        if done is None:
+            raise ConfigError(f"{folder.path}: not finished yet, so not added to {self.results}")
+        if done.get("failed") is not None:
+            raise ConfigError(f"{config.name}: its loss was not finite, so it is not added to {self.results}")
+        places, made_by = Places(folder.path.parent, self.results or Path("results"), device), folder.environment()
+        parts = found.difficulty, found.traces, places, found.classes, found.boundaries
+        add([entry(config, made_by, folder.metrics(place), done, *parts)], places)
 
 
 @dataclass(frozen=True, kw_only=True)

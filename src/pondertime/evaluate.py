@@ -1,20 +1,24 @@
 """Measures a network on fresh data: errors, ponder, both against difficulty, single traces. Never trains."""
 
 import math
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pondertime import characters
 from pondertime.act import ACT
 from pondertime.batches import beside
 from pondertime.ensemble import Ensemble
 from pondertime.halting import Ponder
-from pondertime.tasks import Batch, Task
+from pondertime.results import Boundary, CharacterClass
+from pondertime.tasks import Batch, Task, Wikipedia
 
 SEED = 20_160_329  # of all evaluation data, so that every network sees the same
 SEQUENCES = 10_000
 WIKIPEDIA_SEQUENCES = 200  # of 500 characters each
+TEXT_SEQUENCES = 1_000  # of them, for the kinds of characters: numbers of pages are rare
 DIFFICULTY_SAMPLES = 1_000
 MEASURED_TOGETHER = 64  # networks
 
@@ -86,7 +90,9 @@ def totals(columns: Tensor, inputs: int, targets: int) -> dict[str, float]:
         result[name], result[f"{name}_se"] = mean_and_error(values)
     result["steps"], result["rho"] = steps.sum().item() / inputs, rho.sum().item() / inputs
     result["loss"] = loss.mean().item()
-    result["bpc"] = loss.sum().item() / max(targets, 1) / math.log(2)
+    # Bits a target; the number of targets of a sequence is taken as fixed, as it is where this is reported.
+    bits = loss * len(loss) / max(targets, 1) / math.log(2)
+    result["bpc"], result["bpc_se"] = mean_and_error(bits)
     return result
 
 
@@ -100,13 +106,16 @@ def evaluate_all(
     if task.name != "wikipedia":
         g = generator(device)
         results = measure_all(network, task, [task.sample(n, g) for n in chunks(sequences or SEQUENCES, 500)])
-        return [{k: v for k, v in result.items() if k != "bpc"} for result in results]
+        return [{k: v for k, v in result.items() if k not in ("bpc", "bpc_se")} for result in results]
     total = sequences or WIKIPEDIA_SEQUENCES
     parts = []
     for split in ("train", "held-out"):
         g = generator(device)
         parts.append(measure_all(network, task, [task.sample(n, g, split=split) for n in chunks(total, 50)]))  # type: ignore[call-arg]
-    return [{**train, "bpc_held_out": held_out["bpc"]} for train, held_out in zip(*parts, strict=True)]
+    return [
+        {**train, "bpc_held_out": held_out["bpc"], "bpc_held_out_se": held_out["bpc_se"]}
+        for train, held_out in zip(*parts, strict=True)
+    ]
 
 
 def evaluate(network: ACT, task: Task, *, sequences: int | None = None, device: str = "cpu") -> dict[str, Any]:
@@ -156,11 +165,39 @@ def traces(network: ACT, task: Task, batch: Batch) -> list[dict[str, Any]]:
             "entropy": None,
         }
         if task.name == "wikipedia":
-            logp = torch.log_softmax(output[:length, i].double(), -1) / math.log(2)
-            trace["loss"] = [round(-v, 3) for v in logp.gather(1, batch.target[:length, i]).squeeze(1).tolist()]
-            trace["entropy"] = [round(v, 3) for v in (-logp.exp2() * logp).sum(1).tolist()]
+            for name, values in zip(("loss", "entropy"), surprise(output, batch), strict=True):
+                trace[name] = [round(v, 3) for v in values[:length, i].tolist()]
         result.append(trace)
     return result
+
+
+def surprise(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The loss and the entropy of every prediction of one symbol, in bits, ``[T, B]``."""
+    logp = torch.log_softmax(output.double(), -1) / math.log(2)
+    return -logp.gather(-1, batch.target).squeeze(-1), -(logp.exp2() * logp).sum(-1)
+
+
+@torch.no_grad()
+def read_text(
+    network: ACT, task: Task, *, sequences: int | None = None, device: str = "cpu"
+) -> tuple[list[CharacterClass], list[Boundary]]:
+    """What a network does at each kind of character of the held-out text, and how well that tells boundaries.
+
+    Nothing for a task without text.
+    """
+    if not isinstance(task, Wikipedia):
+        return [], []
+    network.eval()
+    g, texts, parts = generator(device), [], []
+    for n in chunks(sequences or WIKIPEDIA_SEQUENCES, 50):
+        batch = task.sample(n, g, split="held-out")
+        output, _, ponder = network(batch.input)
+        parts.append(torch.stack([ponder.rho.double(), *surprise(output, batch), ponder.steps.double()]).cpu())
+        symbols = torch.cat([batch.input, batch.target[-1:, :, 0]]).t().cpu().numpy()
+        texts += [row.astype("uint8").tobytes() for row in symbols]
+    rho, loss, entropy, steps = torch.cat(parts, 2).transpose(1, 2).numpy()
+    values = {"rho": rho, "loss": loss, "entropy": entropy}
+    return characters.classes(texts, values), characters.boundaries(texts, {**values, "steps": steps})
 
 
 # Of addition and sort the traced sequences have these lengths; of the other tasks any.
@@ -191,3 +228,27 @@ def sample_traces(network: ACT, task: Task, *, device: str = "cpu") -> list[dict
 def prose(text: str) -> float:
     """How much of a text is words: letters, spaces and full stops, no markup."""
     return sum(c.isalpha() or c in " .," for c in text) / max(len(text), 1) - 10 * (text.count("<") + text.count("&"))
+
+
+class Portrait(NamedTuple):
+    """All that is measured of a trained network."""
+
+    result: dict[str, Any]
+    difficulty: list[dict[str, Any]]
+    traces: list[dict[str, Any]]
+    classes: list[CharacterClass]
+    boundaries: list[Boundary]
+
+    def to_json(self) -> dict[str, Any]:
+        text = {k: [asdict(item) for item in getattr(self, k)] for k in ("classes", "boundaries")}
+        return {**self.result, "difficulty": self.difficulty, "traces": self.traces, **text}
+
+
+def portrait(network: ACT, task: Task, *, sequences: int | None = None, device: str = "cpu") -> Portrait:
+    """Errors, ponder, both against difficulty, traces; of networks that read text also what they do with it."""
+    return Portrait(
+        evaluate(network, task, sequences=sequences, device=device),
+        difficulty_curve(network, task, device=device),
+        sample_traces(network, task, device=device),
+        *read_text(network, task, sequences=sequences, device=device),
+    )

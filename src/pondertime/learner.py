@@ -78,12 +78,19 @@ class Learner:
         worker: int = 0,
         weights: Weights | None = None,
     ) -> None:
-        self.config, self.task, self.network, self.members = config, task, network, config.members
-        self.batches = Batches(task, config.batch_size, config.seeds, worker, device)
+        self.config, self.task, self.network, self.members = config, task, network, config.size
+        configs = [config.member(e) for e in range(config.size)]
+        self.batches = Batches(task, config.batch_size, [c.seed for c in configs], worker, device)
+        # One for all, or [E].
+        self.tau: Any = torch.tensor([c.tau for c in configs], device=device) if config.taus else config.tau or 0.0
         self.weights = weights or Weights(network, self.members)
         self.weights.attach(network)
         self.backend = network.resolve(device)
         self.fused = self.backend if self.backend.startswith("fused") else None
+        # Several networks on a GPU: the product of an update is bound by the bytes of their weights.
+        self.half = isinstance(network, Ensemble) and torch.device(device).type == "cuda"
+        if self.half:
+            self.backend += ", bfloat16 products"
         self.sums = torch.zeros(self.members, len(SUMS) + config.max_steps + 1, dtype=torch.float64, device=device)
         self.failed: dict[int, int] = {}  # members of an ensemble whose loss was not finite, and when
         self.iterations = [0] * config.workers
@@ -160,7 +167,7 @@ class Learner:
         """Training update i: forward, backward, Adam."""
         config, batch = self.config, self.batches[i]
         warm = min(1.0, (i + 1) / config.tau_warmup) if config.tau_warmup else 1.0
-        price = 0.0 if config.tau is None else config.tau * warm
+        price = self.tau * warm
         try:
             seen, gradients = (self.closed_form if self.fused else self.by_autograd)(batch, price)
         except RuntimeError as error:
@@ -179,7 +186,7 @@ class Learner:
         if i % measure_every(config) == 0:
             self.measure(batch, seen, price)
 
-    def by_autograd(self, batch: Batch, price: float) -> tuple["Seen", Sequence[Tensor]]:
+    def by_autograd(self, batch: Batch, price: Any) -> tuple["Seen", Sequence[Tensor]]:
         """What a batch shows, and the gradient of the loss, as anyone would write it."""
         assert isinstance(self.network, ACT)
         output, _, ponder = self.network(batch.input, lengths=batch.lengths)
@@ -188,7 +195,7 @@ class Learner:
         gradients = torch.autograd.grad(loss, list(self.network.parameters()))
         return Seen(output.detach(), task_loss.detach(), ponder.steps, ponder.remainder.detach()), gradients
 
-    def closed_form(self, batch: Batch, price: float) -> tuple["Seen", Sequence[Tensor]]:
+    def closed_form(self, batch: Batch, price: Any) -> tuple["Seen", Sequence[Tensor]]:
         """The same by the fused path itself: autograd differentiates the task's loss by the output and no more."""
         inputs, rules = self.prepare(batch)
         with torch.no_grad():
@@ -199,7 +206,9 @@ class Learner:
         task_loss = self.task.loss(one(y), batch)
         (d_y,) = torch.autograd.grad(task_loss.sum() / self.config.batch_size, y)
         with torch.no_grad():
-            d_remainder = torch.full_like(run.out.remainder, price / self.config.batch_size)
+            each = price / self.config.batch_size
+            R = run.out.remainder
+            d_remainder = each.view(-1, 1, 1).expand_as(R) if isinstance(each, Tensor) else torch.full_like(R, each)
             d = run.backward(Grads(d_y, remainder=d_remainder), x=False)
         gradients = (d.weight_ih, d.weight_hh, d.bias_ih, d.bias_hh, d.halt, d.halt_bias, d.weight_y, d.bias_y)
         seen = Seen(one(y.detach()), task_loss.detach(), one(run.out.steps), one(run.out.remainder))
@@ -210,9 +219,10 @@ class Learner:
         lengths = batch.lengths if self.task.steps > 1 else None
         if isinstance(self.network, Ensemble):
             E = self.members
-            return self.network.prepare(
+            inputs, rules = self.network.prepare(
                 batch.input.unflatten(1, (E, -1)), None if lengths is None else lengths.view(E, -1)
             )
+            return inputs, rules._replace(half=self.half)
         if lengths is not None and int(lengths.min()) == self.task.steps:
             lengths = None
         return prepare(self.network, batch.input, None, lengths)
@@ -244,7 +254,7 @@ class Learner:
             )  # fmt: skip
 
     @torch.no_grad()
-    def measure(self, batch: Batch, seen: Seen, price: float) -> None:
+    def measure(self, batch: Batch, seen: Seen, price: Any) -> None:
         """Add one batch to the sums of the interval."""
         E, M, sums, steps = self.members, self.config.max_steps, self.sums, seen.steps
         by_member = steps.unflatten(1, (E, -1)).transpose(0, 1).flatten(1)
@@ -252,6 +262,8 @@ class Learner:
         counts = torch.bincount(places.flatten(), minlength=E * (M + 1)).view(E, M + 1)
         counts[:, 0] = 0
         cost = (steps + seen.remainder).sum(0)
+        if isinstance(price, Tensor):
+            price = price.repeat_interleave(self.config.batch_size)
         columns = (
             seen.task_loss + price * cost,
             seen.task_loss,

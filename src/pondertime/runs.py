@@ -44,8 +44,8 @@ def make_task(config: TrainConfig) -> Task:
 
 def build_all(config: TrainConfig, task: Task, *, backend: str = "auto") -> ACT | Ensemble:
     """The network of a config, or all of them stacked."""
-    networks = [build(config.member(e), task, backend=backend) for e in range(config.members)]
-    if config.members == 1:
+    networks = [build(config.member(e), task, backend=backend) for e in range(config.size)]
+    if config.size == 1:
         return networks[0]
     if backend not in ("auto", "fused", "fused-calls"):
         raise ConfigError(f"--members: networks are trained at once by the fused backend, not by {backend}")
@@ -81,23 +81,21 @@ def read_json(path: Path) -> Any:
 
 
 def commit() -> str:
-    """The commit of the checkout this package runs from, "" where there is none."""
-    here = Path(__file__).parent
-    try:
-        run = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, timeout=10
-        )
-        if run.returncode:
-            return ""
-        changed = subprocess.run(
-            ["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no", "--", str(here)],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return run.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    """The commit of the checkout this package runs from, "" where there is none; PONDERTIME_COMMIT knows better."""
+    if "PONDERTIME_COMMIT" in os.environ:
+        return os.environ["PONDERTIME_COMMIT"]
+    git = ["git", "-C", str(Path(__file__).parent)]
+
+    def ask(*words: str) -> str | None:
+        try:
+            done = subprocess.run([*git, *words], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return None if done.returncode else done.stdout.strip()
+
+    head = ask("rev-parse", "--short=10", "HEAD")
+    changed = head and ask("status", "--porcelain", "--untracked-files=no", "--", str(Path(__file__).parent))
+    return (head or "") + ("+" if changed else "")
 
 
 def environment(device: str, backend: str) -> dict[str, Any]:
@@ -117,7 +115,8 @@ def environment(device: str, backend: str) -> dict[str, Any]:
 
 def command() -> str:
     """The command line as it was typed, without the path of the program."""
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    name = Path(sys.argv[0]).name
+    return " ".join(["pondertime" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
 def own_part(result: dict[str, Any], e: int) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """The layouts a batch of sequences comes in, turned into one (time first, padded) and back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +12,7 @@ from pondertime.cells import check_state, in_transform
 from pondertime.halting import State
 
 
-@dataclass(frozen=True)
-class Sequences:
+class Sequences(NamedTuple):
     """Input time first, and how to give results back in the layout it came in."""
 
     x: Tensor  # [T, B, I], or integers [T, B]

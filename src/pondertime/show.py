@@ -1,7 +1,8 @@
 """What the commands print: results in a line, tables, single sequences."""
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pondertime.config import TrainConfig
@@ -65,3 +66,37 @@ def show_trace(trace: dict[str, Any]) -> None:
     """One sequence: inputs, answers and updates of each step."""
     for name in ("input", "output", "steps"):
         say(f"{name:>7}  " + " ".join(str(v) for v in trace[name][:40]))
+
+
+def show_text(classes: Sequence[Any], boundaries: Sequence[Any]) -> None:
+    """Ponder, loss and entropy by kind of character, and how well each tells boundaries; nothing without them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if classes:
+        table = Table("character", "count", "rho", "loss", "entropy", box=None)
+        for row in classes:
+            cells = [f"{getattr(row, k):.2f} ± {getattr(row, k + '_se'):.2f}" for k in ("rho", "loss", "entropy")]
+            table.add_row(row.kind, str(row.characters), *cells)
+        Console().print(table)
+    for row in boundaries:
+        say(f"{row.kind} boundaries by {row.measure}: F1 {row.f1:.3f} ± {row.f1_se:.3f}")
+
+
+def show_recorded(recorded: dict[str, Any], measured: dict[str, Any]) -> None:
+    """The numbers of a checkpoint's training beside those measured here, and whether they agree."""
+    text = "bpc" in measured
+    key, scale, unit = ("bpc", 1, "bits per character") if text else ("error", 100, "% error")
+    for when, numbers in (("recorded", recorded), ("measured", measured)):
+        error, spread = scale * numbers[key], scale * numbers.get(f"{key}_se", 0)
+        beside = f"ponder {numbers['steps']:.3f}, {numbers['sequences']} sequences"
+        say(f"{when}  {error:.3f} ± {spread:.3f} {unit}, {beside}")
+    distance = apart(recorded, measured, key)
+    say(f"they {'agree' if distance <= 3 else 'differ'}: {distance:.1f} standard errors apart")
+
+
+def apart(recorded: dict[str, Any], measured: dict[str, Any], key: str) -> float:
+    """How many standard errors two measurements are apart."""
+    difference = abs(recorded[key] - measured[key])
+    spread = math.hypot(recorded.get(f"{key}_se", 0), measured.get(f"{key}_se", 0))
+    return difference / spread if spread else 0.0 if difference < 1e-9 else math.inf

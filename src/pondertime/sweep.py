@@ -6,7 +6,7 @@ import multiprocessing as mp
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,13 +19,16 @@ from pondertime import progress, results
 from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, check
 from pondertime.ensemble import stacks
 from pondertime.ensemble.gpu import why_not_gpu_group
-from pondertime.evaluate import MEASURED_TOGETHER, difficulty_curves, sample_traces
+from pondertime.evaluate import MEASURED_TOGETHER, TEXT_SEQUENCES, difficulty_curves, read_text, sample_traces
 from pondertime.runs import RunFolder, make_task, own_part
 from pondertime.train import make_learner, train
 
 # Networks with more units than this fill the cores by themselves and are trained one by one.
 UNITS_TOGETHER = 256
 GPU_UNITS_TOGETHER = 512
+STACKED_TOGETHER = 64  # networks of several time penalties on a GPU
+
+CURVE_POINTS = 300  # of a learning curve in the result tables
 
 Outcome = tuple[TrainConfig, results.Row | RunError]
 
@@ -113,14 +116,22 @@ def together(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
             fresh.append(config)
         elif whole not in jobs:
             jobs.append(whole)
-    grid = whole_grid(fresh) if places.device.startswith("cuda") and can_join(fresh, places) else None
-    return jobs + ([grid] if grid is not None else seeds_together(fresh, places))
+    if not places.device.startswith("cuda") or not can_join(fresh, places):
+        return jobs + seeds_together(fresh, places)
+    if not fresh or why_not_gpu_group(fresh, make_task(fresh[0])) is None:
+        grid = whole_grid(fresh)
+        return jobs + ([grid] if grid is not None else seeds_together(fresh, places))
+    # Stacked networks halt by the same rules.
+    with_act = [c for c in fresh if c.tau is not None]
+    grid = whole_grid(with_act) if len(with_act) <= STACKED_TOGETHER else None
+    rest = fresh if grid is None else [c for c in fresh if c.tau is None]
+    return jobs + ([] if grid is None else [grid]) + seeds_together(rest, places)
 
 
 def whole_grid(configs: list[TrainConfig]) -> TrainConfig | None:
-    """One config for all, if they are every tau with every seed and fit a GPU's programs."""
+    """One config for all, if they are every tau with every seed."""
     taus, seeds = tuple(dict.fromkeys(c.tau for c in configs)), sorted({c.seed for c in configs})
-    if len(configs) < 2 or why_not_gpu_group(configs, make_task(configs[0])) is not None:
+    if len(configs) < 2:
         return None
     grid = replace(configs[0], tau=None, force_steps=None, seed=seeds[0], members=len(seeds), taus=taus)
     return grid if {grid.member(e) for e in range(grid.size)} == set(configs) and grid.size == len(configs) else None
@@ -177,7 +188,8 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
             outcomes.append((config, RunError(f"the loss was not finite at iteration {own['failed']}")))
             continue
         traced = sample_traces(network, task, device=places.device)
-        entries.append(entry(config, made_by, metrics.get(e, []), own, points[e], traced, places))
+        read = read_text(network, task, sequences=TEXT_SEQUENCES, device=places.device)
+        entries.append(entry(config, made_by, metrics.get(e, []), own, points[e], traced, places, *read))
         outcomes.append((config, entries[-1].row))
     add(entries, places)
     return outcomes
@@ -191,8 +203,10 @@ def entry(
     points: list[dict[str, Any]],
     traced: list[dict[str, Any]],
     places: Places,
+    classes: Sequence[results.CharacterClass] = (),
+    boundaries: Sequence[results.Boundary] = (),
 ) -> results.Entry:
-    """A finished network as the result tables have it: its row, learning curve, difficulty points and traces."""
+    """A finished network as the result tables have it: its row, learning curve, difficulty points and the rest."""
     row = results.Row(
         task=config.task,
         preset=config.preset,
@@ -211,8 +225,8 @@ def entry(
         commit=made_by["commit"],
         command=made_by["command"],
     )
-    curve = {k: [line[k] for line in metrics] for k in ("updates", "error", "target_error", "bpc", "steps")}
-    return results.make_entry(row, curve, points, traced)
+    curve = results.Curve(*([line[k] for line in metrics] for k in ("updates", *results.QUANTITIES)))  # type: ignore[arg-type]
+    return results.make_entry(row, curve.thinned(CURVE_POINTS), points, traced, classes, boundaries)
 
 
 def add(entries: list[results.Entry], places: Places) -> None:

@@ -304,10 +304,10 @@ def make_learner(config: TrainConfig, task: Task, device: str, backend: str) -> 
         reason = why_not_gpu_group([config.member(e) for e in range(config.size)], task)
         if reason is None:
             return GpuLearner(config, task, device)
-        if config.taus:
-            raise ConfigError(f"a grid of time penalties cannot be trained at once: {reason}")
-    if config.taus:
-        raise ConfigError("a grid of time penalties is trained at once on a GPU only")
+        if None in config.taus:
+            raise ConfigError(f"networks with and without ACT cannot be trained at once: {reason}")
+    if None in config.taus:
+        raise ConfigError("networks with and without ACT are trained at once on a GPU only")
     network = build_all(config, task, backend=backend).to(device)
     served_by(network, device)
-    return Learner(config, task, network, device, weights=Weights(network, config.members, share=config.workers > 1))
+    return Learner(config, task, network, device, weights=Weights(network, config.size, share=config.workers > 1))

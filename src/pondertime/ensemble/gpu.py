@@ -114,6 +114,7 @@ class GpuGroup:
         self.ring.refill(self.iterations, until, self.per_chunk // 2)
         on_device = self.device.type == "cuda"
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if on_device else []
+        self.ring.settle()
         for event in events[:1]:
             event.record()
         self._launch(until)

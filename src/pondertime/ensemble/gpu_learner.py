@@ -34,7 +34,8 @@ class GpuLearner:
     @property
     def updates(self) -> int:
         """Updates that every network has made which did not fail."""
-        return min((i for e, i in enumerate(self.iterations) if e not in self.failed), default=0)
+        failed = self.failed
+        return min((i for e, i in enumerate(self.iterations) if e not in failed), default=0)
 
     least = updates
 

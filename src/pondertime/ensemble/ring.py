@@ -3,6 +3,9 @@
 Batch i of a network is a function of (seed, worker, i), the length of a chunk and the type of the device: chunks are
 drawn by the task's own code with a generator of their own, exactly as ``batches.Batches`` draws them, only longer.
 Inputs must be 0 and 1 (or -1, 0 and 1) and are kept as bits.
+
+On a GPU the calls that draw a chunk are recorded once and played again (a graph), on a stream of their own: where the
+networks' programs leave a multiprocessor idle, it draws.
 """
 
 from collections.abc import Callable
@@ -26,6 +29,9 @@ class Ring:
         self.task, self.signed, self.per_chunk = task, signed, per_chunk
         self.size = CHUNKS * per_chunk
         batch = configs[0].batch_size
+        self.rows = per_chunk * batch
+        self.stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
+        self.recorded: Recorded | None = None
         self.data = [Batches(task, batch, c.seeds, 0, device) for c in configs]
         for data in self.data:
             data.per_chunk = per_chunk
@@ -62,19 +68,51 @@ class Ring:
             self.first[e] = number + 1
 
     def draw(self, e: int, number: int) -> None:
+        """Draw chunk ``number`` of network e to its place in the ring."""
+        data, place = self.data[e], number % CHUNKS
+        to = self.words[e, place], self.target[e, place], self.lengths[e, place]
+        if self.stream is None:
+            self.sample(data.generator(data.seeds[0], number), to)
+            return
+        with torch.cuda.stream(self.stream):
+            if self.recorded is None:
+                self.recorded = Recorded(self, to)
+            self.recorded.play(data.key(data.seeds[0], number), to)
+
+    def sample(self, generator: torch.Generator, to: tuple[Tensor, ...]) -> None:
+        """Draw a chunk into packed words, targets and lengths."""
         from pondertime.ensemble.kernel_parts import pack
 
-        data = self.data[e]
-        data[number * self.per_chunk]
-        chunk: Any = data.chunk
-        data.chunk = None  # many networks: only the packed rows are kept
-        batch, place = chunk[1], number % CHUNKS
+        words, target, lengths = to
+        batch = self.task.sample(self.rows, generator)
         x = batch.input.contiguous()
         rows = x.shape[0] * x.shape[1]
-        words: Tensor = self.words[e, place]
         size = 16 if x.device.type == "cuda" else 1024
         start: Any = pack[(-(-rows // size),)]
         start(x, words, rows, self.task.input_size, self.width, self.signed, size)
-        self.target[e, place].copy_(batch.target.squeeze(-1))
-        if self.task.steps > 1:
-            self.lengths[e, place].copy_(batch.lengths)
+        target.copy_(batch.target.squeeze(-1))
+        if len(lengths):
+            lengths.copy_(batch.lengths)
+
+    def settle(self) -> None:
+        """What comes after this on the current stream sees all that was drawn."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.words.device).wait_stream(self.stream)
+
+
+class Recorded:
+    """The calls that draw a chunk, recorded; the seed is set anew each time."""
+
+    def __init__(self, ring: Ring, like: tuple[Tensor, ...]) -> None:
+        self.generator, self.graph = torch.Generator(ring.words.device), torch.cuda.CUDAGraph()
+        self.to = tuple(torch.empty_like(a) for a in like)
+        ring.sample(self.generator, self.to)  # compiles, and makes what is made once
+        self.graph.register_generator_state(self.generator)
+        with torch.cuda.graph(self.graph, stream=ring.stream):
+            ring.sample(self.generator, self.to)
+
+    def play(self, seed: int, to: tuple[Tensor, ...]) -> None:
+        self.generator.manual_seed(seed)
+        self.graph.replay()
+        for a, made in zip(to, self.to, strict=True):
+            a.copy_(made)

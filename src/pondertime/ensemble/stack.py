@@ -81,6 +81,7 @@ class Ensemble(nn.Module):
             weights.get("output.weight"),
             weights.get("output.bias"),
         )
+        lengths = None if lengths is None else lengths.long().contiguous()
         return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, stacked=True)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Ponder]:

@@ -13,8 +13,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from pondertime.figures import bars, diagrams, difficulty, examples, plots, sequences, texts
-from pondertime.figures.select import MissingResults
 from pondertime.figures.style import DPI, RC
+from pondertime.results.select import MissingResults
 
 __all__ = ["NAMES", "MissingResults", "draw", "save"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from pondertime.figures import style
-from pondertime.figures.select import groups, summary, value
+from pondertime.results.select import groups, summary, value
 
 # More bars than this take the width of two columns.
 NARROW = 10

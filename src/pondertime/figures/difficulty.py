@@ -8,8 +8,8 @@ from matplotlib.ticker import MaxNLocator
 
 from pondertime.figures import style
 from pondertime.figures.plots import CROWD, runs_and_mean
-from pondertime.figures.select import groups, missing
 from pondertime.results import read_difficulty
+from pondertime.results.select import groups, missing
 
 # What a task's difficulty counts.
 UNITS = {

@@ -11,8 +11,8 @@ from matplotlib.patches import Ellipse
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from pondertime.figures import style
-from pondertime.figures.select import Group, groups, mean_line, metric, missing, summary, value
 from pondertime.results import Curve, Row, read_curves
+from pondertime.results.select import Group, groups, mean_line, metric, missing, summary, value
 
 # Above so many single runs their lines become an image inside the SVG.
 CROWD = 100

@@ -1,6 +1,5 @@
 """Ponder time during single sequences of addition and sort."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -9,8 +8,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from pondertime.figures import style
-from pondertime.figures.select import traced
 from pondertime.results import SequenceTrace
+from pondertime.results.select import digits, traced
 
 # The tau of the network the paper shows.
 PAPER = {"addition": 9e-4, "sort": 1e-3}
@@ -59,16 +58,6 @@ def spread(sequences: list[SequenceTrace], count: int = 3) -> list[SequenceTrace
         ordered.remove(best)
         chosen.append(best)
     return chosen
-
-
-def digits(inputs: Sequence[str]) -> list[int]:
-    """How many digits the two numbers have that are summed at each step: the sum so far and the input."""
-    counts, total = [], ""
-    for number in inputs:
-        number = "".join(letter for letter in number if letter.isdecimal())
-        counts.append(len(total) + len(number))
-        total = str(int(total or 0) + int(number or 0))
-    return counts
 
 
 def wrong(sequence: SequenceTrace, t: int) -> bool:

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pondertime.figures import style
-from pondertime.figures.select import missing, traced
 from pondertime.results import SequenceTrace
+from pondertime.results.select import missing, traced
 
 # The tau of the network the paper shows, and how many characters fit two columns.
 PAPER = 6e-3

@@ -9,7 +9,7 @@ States are ``[leaves, rows, H]``.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from pondertime.fused.common import (
     Update,
     each,
     nan_error,
+    zeros,
 )
 
 # Rows are dropped when no more than this share of a segment's still run, and its product has so many multiply-adds.
@@ -90,6 +91,8 @@ class Run:
         self.lengths = None if rules.lengths is None else rules.lengths[0].numpy()
         # A relu cell may overflow where it is computed on, and 0 times inf is no 0: its rows are dropped at once.
         self.at_once = self.kind is RNN_RELU and rules.force_steps is None
+        # Zeros that nobody gave need no product, and no derivative.
+        self.fresh = inputs.h is zeros(self.B, self.H, inputs.h.dtype, inputs.h.device)
         self.steps: list[InputStep] = []
         self.out: Any = self.forward()
 
@@ -192,7 +195,7 @@ class Run:
         room = count if exact else min(limit, -(-count // ROOM) * ROOM)
         b: Buffers = lend(Buffers, self.kind, state, room, keep=self.keep)
         b.at[0].copy_(state)
-        zero = self.rules.fresh and t == 0 and n == 1
+        zero = self.fresh and t == 0 and n == 1
         if force:
             self.cell.update(b, 0, force, first, later, zero=zero)
             p = b.p_array
@@ -280,7 +283,7 @@ class Runs:
         self.runs: list[Run] = []
         for e in range(len(inputs.h)):
             lengths = None if rules.lengths is None else rules.lengths[e : e + 1]
-            one = replace(rules, lengths=lengths, stacked=False)
+            one = rules._replace(lengths=lengths, stacked=False)
             try:
                 self.runs.append(Run(each(lambda a, e=e: a[e], inputs), one, keep=keep, seen=seen))
             except NotANumber as error:

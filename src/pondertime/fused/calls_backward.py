@@ -65,7 +65,7 @@ class Gradients:
             r_t = None if r is None else r[t]
             if run.lengths is None:
                 base = d_y[t - 1] if d_y is not None and t > 0 else None
-                base = False if run.rules.fresh and t == 0 else base
+                base = False if run.fresh and t == 0 else base
                 G = self.input_step(segments, G, r_t, self.xw[t], base)
             else:
                 rows = slice(None) if rows is None else rows
@@ -80,7 +80,7 @@ class Gradients:
         run.steps = []
         self.flush()
         made: Any = self.by_inputs(x=x)
-        if not run.rules.fresh:
+        if not run.fresh:
             made = made._replace(h=G[0].clone(), c=None if i.c is None else G[1].clone())
         for memory in (*self.backs, *(s.buffers for s in done)):
             memory.give_back()

@@ -1,7 +1,7 @@
 """What every fused path computes with: the shapes of a cell, its inputs and its results, E networks first."""
 
+import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -32,23 +32,16 @@ def kind_of(cell: nn.Module) -> CellKind:
     return LSTM if isinstance(cell, nn.LSTMCell) else GRU
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(NamedTuple):
     """How the networks of a call halt."""
 
     kind: CellKind
     epsilon: float
     max_steps: int
     force_steps: int | None
-    lengths: Tensor | None  # [E, B] int64, None: all of length T
+    lengths: Tensor | None  # [E, B] int64, contiguous: read by their address; None: all of length T
     stacked: bool = False  # whether results have an axis E
     half: bool = False  # whether products are made in bfloat16
-    fresh: bool = False  # whether the first state is zeros that nobody gave
-
-    def __post_init__(self) -> None:
-        if self.lengths is not None:
-            # Read by their address.
-            object.__setattr__(self, "lengths", self.lengths.long().contiguous())
 
     def front(self, E: int) -> tuple[int, ...]:
         """The axis before the others of a result."""
@@ -122,6 +115,13 @@ class Grads(NamedTuple):
             torch.zeros_like(i.h) if self.c is None and i.c is not None else self.c,
             i.h.new_zeros(*front, T, B) if self.remainder is None else self.remainder,
         )
+
+
+@functools.lru_cache(maxsize=16)
+def zeros(B: int, H: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The first state where none is given, always the same tensor: nobody writes to it."""
+    with torch.inference_mode(False):
+        return torch.zeros(B, H, dtype=dtype, device=device)
 
 
 class Update(NamedTuple):

@@ -1,6 +1,5 @@
 """The fused path as one differentiable function, and as a backend of ACT."""
 
-import functools
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from pondertime.cells import Network, hooked
 from pondertime.fused import calls, native
-from pondertime.fused.common import Grads, Inputs, Outputs, Rules, kind_of
+from pondertime.fused.common import Grads, Inputs, Outputs, Rules, kind_of, zeros
 from pondertime.halting import State
 from pondertime.reference import Recorder, Result, read_out_after
 
@@ -90,37 +89,30 @@ def fused_networks(inputs: Inputs, rules: Rules, *, plain: bool = False) -> Outp
     return Outputs(*Fused.apply(rules, plain, *inputs))
 
 
-@functools.lru_cache(maxsize=16)
-def zeros(B: int, H: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The first state, which nobody writes to."""
-    with torch.inference_mode(False):
-        return torch.zeros(B, H, dtype=dtype, device=device)
-
-
-def prepare(net: Network, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Inputs, Rules]:
+def prepare(net: Network, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Inputs, Rules]:
     """The tensors and the rules of a call on ``x [T, B, I]`` (or int ``[T, B]``); no state is one of zeros."""
-    kind, cell = kind_of(net.cell), net.cell
+    cell, halt, output = net.cell, net.halt, net.output
+    kind, weight = kind_of(cell), cell.weight_hh
     if lengths is not None:
         lengths = lengths.to(x.device)
         present = torch.arange(len(x), device=x.device).unsqueeze(1) < lengths
         x = torch.where(present.unsqueeze(-1) if x.is_floating_point() else present, x, torch.zeros_like(x))
-        lengths = lengths.unsqueeze(0)
+        lengths = lengths.unsqueeze(0).long().contiguous()
     biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
-    fresh = state is None
     if state is None:
-        state = zeros(x.shape[1], cell.hidden_size, cell.weight_hh.dtype, cell.weight_hh.device)
+        state = zeros(x.shape[1], cell.hidden_size, weight.dtype, weight.device)
         state = (state, state) if kind.leaves == 2 else state
     h, c = state if kind.leaves == 2 else (state, None)
     half = torch.is_autocast_enabled(x.device.type)
     if half:
         # States, sums and the tape stay float32.
-        x, h, c = (a if a is None or not a.is_floating_point() else a.float() for a in (x, h, c))
+        x, h, c = (x.float() if x.is_floating_point() else x), h.float(), None if c is None else c.float()
     # A read-out that is watched, or of another type, is called; any other is one more product of the loop.
-    output: Any = net.output
-    inside = output is not None and not hooked(output) and output.weight.dtype == h.dtype and len(output.weight) > 0
-    read_out = (output.weight, output.bias) if inside else (None, None)
-    inputs = Inputs(x, cell.weight_ih, cell.weight_hh, *biases, net.halt.weight, net.halt.bias, h, c, *read_out)
-    return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, half=half, fresh=fresh)
+    weight_y, bias_y = (None, None) if output is None or hooked(output) else (output.weight, output.bias)
+    if weight_y is not None and (weight_y.dtype != h.dtype or len(weight_y) == 0):
+        weight_y = bias_y = None
+    inputs = Inputs(x, cell.weight_ih, weight, *biases, halt.weight, halt.bias, h, c, weight_y, bias_y)
+    return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, half=half)
 
 
 def fused(

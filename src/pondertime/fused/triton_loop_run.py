@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from pondertime.fused.common import GRU, Inputs, Outputs, Rules, Update
-from pondertime.fused.triton_loop import backward_kernel, forward_kernel
-from pondertime.fused.triton_run import EXTRAS, Plan, Run, plan_of
+from pondertime.fused.triton_backward import backward_kernel
+from pondertime.fused.triton_forward import forward_kernel
+from pondertime.fused.triton_run import EXTRAS, Plan, Run, contiguous
 from pondertime.fused.triton_tape import FLOAT32, HALF, TF32
 
 # Bytes of a program's shared memory that are not for weights and states.
 RESERVED = 24 * 1024
 # Zeros for barriers, for each device and stream.
 _counters: dict[tuple[torch.device, int], Tensor] = {}
+# Sizes up to which the kernels project and read out.
+MOST_PROJECTED, MOST_READ_OUT = 128, 16
 # Row groups that may wait for each other at once: no more than programs fit a device.
 MOST_GROUPS = 1024
 
@@ -33,88 +36,126 @@ class Blocks:
 
 
 @functools.cache
+def processors(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and bytes of shared memory that a program may fill with weights and states."""
+    if device.type != "cuda":
+        return 1, 200 * 1024
+    properties: Any = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.shared_memory_per_block_optin - RESERVED
+
+
+# Bytes that a number of a product takes: itself and its rest, itself, or half of it.
+BYTES = {FLOAT32.value: 8, TF32.value: 4, HALF.value: 2}
+
+
+@functools.cache
 def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int, precision: int) -> Blocks | None:
     """Blocks with which all programs are on the device at once and keep their weights, None where there are none."""
-    BR, HP = 16, max(16, 1 << (H - 1).bit_length())
-    room, shared = 1, 200 * 1024
-    if device.type == "cuda":
-        properties: Any = torch.cuda.get_device_properties(device)
-        room = properties.multi_processor_count // (E * -(-B // BR))
-        shared = properties.shared_memory_per_block_optin - RESERVED
-    # Of a weight: itself and its rest, itself, or half of it.
-    size = {FLOAT32.value: 8, TF32.value: 4, HALF.value: 2}[precision]
+    BR, HP, (count, shared) = 16, padded(H), processors(device)
+    room = max(1, count // (E * -(-B // BR)))
     KS = min(4 if gates == 1 else 8, HP // 16)
     for BU in (16, 32, 64, 128) if gates == 1 else (8, 16, 32, 64):
         CG = -(-H // BU)
-        if max(1, room) >= CG and size * HP * (BU * gates + BR) <= shared:
+        if room >= CG and BYTES[precision] * HP * (BU * gates + BR) <= shared:
             return Blocks(BR, BU, KS, HP // KS, CG)
     return None
 
 
+def padded(size: int) -> int:
+    """A power of two that a product can have as its length."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
 def counters(device: torch.device) -> Tensor:
     """Zeros for the barriers of one launch at a time, which leaves them zeros."""
-    key = (device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+    # As Triton asks for it: quicker than a Stream.
+    key = (device, torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0)
     if key not in _counters:
         _counters[key] = torch.zeros(2 * MOST_GROUPS, dtype=torch.int32, device=device)
     return _counters[key]
 
 
 class LoopPlan:
-    """How the loop of a plan is cut, for a pass that keeps a tape and one that does not."""
+    """How the loop of a plan is cut, and what of the work around it the kernels do themselves."""
 
     def __init__(self, plan: Plan, blocks: Blocks, *, keep: bool) -> None:
+        self.blocks = blocks
+        self.groups, features = -(-plan.B // blocks.BR), plan.features
         # x on the tape: its product comes with that of the states. A GRU's input sees other derivatives than its state.
-        small = plan.floating and 0 < plan.features <= plan.H
-        self.inside = plan.features if keep and small and plan.kind is not GRU else 0
+        small = plan.floating and 0 < features <= plan.H
+        self.inside = features if keep and small and plan.kind is not GRU else 0
         self.extra = -(-(3 + self.inside) // 4) * 4
-        self.groups = -(-plan.B // blocks.BR)
+        # W_x x_t, where there is room for its weights beside the others.
+        length = max(16 * blocks.KS, padded(features))
+        size = BYTES[plan.precision] * (padded(plan.H) + length) * (blocks.BU * plan.kind.gates + blocks.BR)
+        self.project = plan.floating and 0 < features <= MOST_PROJECTED and size <= processors(plan.device)[1]
+        # The read-out, where it is small.
+        self.out = plan.out if plan.out <= MOST_READ_OUT else 0
         self.sizes = {
             "BR": blocks.BR, "BU": blocks.BU, "KS": blocks.KS, "KB": blocks.KB, "CG": blocks.CG,
             "CGP": 1 << (blocks.CG - 1).bit_length(), "PRECISION": plan.precision, "XI": self.inside,
-            "BX": 1 << (-(-max(4, self.inside) // blocks.CG) - 1).bit_length(),
+            "BX": 1 << (-(-max(4, self.inside) // blocks.CG) - 1).bit_length(), "PROJECT": self.project,
+            "KX": length // blocks.KS, "OUT": self.out,
         }  # fmt: skip
         self.options: dict[str, Any] = {"num_warps": blocks.warps}
         if blocks.CG > 1:
             self.options["launch_cooperative_grid"] = True
         self.grid = (blocks.CG, self.groups, plan.E)
+        shares = (1 + self.out) * 2 * self.groups * blocks.CG * blocks.BR
+        self.work = plan.E * (4 * plan.B * plan.H + shares)
+        self.counts = plan.E * (self.groups + plan.T * plan.B)
+        # The mean state is made where somebody wants it: the caller, the read-out, or its derivative.
+        self.mean: tuple[int, ...] | None = None
+        if plan.out == 0:
+            self.mean = (*plan.front, plan.T, plan.B, plan.H)
+        elif self.out == 0 or keep:
+            self.mean = (*plan.front, plan.T * plan.B, plan.H + EXTRAS)
+        self.forward = plan.meta(
+            self.sizes, RAGGED=plan.ragged, KEEP=keep, MEAN=self.mean is not None, BIAS=plan.biased,
+            BIAS_Y=plan.biased_out,
+        )  # fmt: skip
 
 
 class LoopRun(Run):
     """One launch forward, one backward."""
 
-    def __init__(self, inputs: Inputs, rules: Rules, blocks: Blocks, *, keep: bool, seen: bool = False) -> None:
-        plan = plan_of(inputs, rules, blocks, keep or seen)
-        super().__init__(inputs, rules, plan, keep=keep or seen)
-        if plan.cut is None:
-            plan.cut = LoopPlan(plan, blocks, keep=self.keep)
-        self.blocks, self.cut = blocks, plan.cut
+    def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> None:
+        super().__init__(inputs, rules, plan, keep=keep)
+        self.cut = plan.cut
+        self.blocks, self.reads = self.cut.blocks, self.cut.out > 0
         self.inside, self.extra, self.groups = self.cut.inside, self.cut.extra, self.cut.groups
         if self.keep:
-            self.capacity = self.guess(self.groups * blocks.BR)
-        self.out: Any = self.read(self.forward())
+            self.capacity = self.guess(self.groups * self.blocks.BR)
+        out = self.forward()
+        self.out: Any = out if self.cut.out or not plan.out else self.read(out)
         if seen:
             self.make_room()
 
     def forward(self) -> Outputs:
-        plan, E, T, B, H, k = self.plan, self.E, self.T, self.B, self.H, self.blocks
-        wide = H if self.inputs.weight_y is None else H + EXTRAS
-        xw, out, users = self.project(), self.outputs(width=wide, zero=False), self.users()
-        out = out._replace(rho=torch.empty_like(out.remainder), cost=self.new(*plan.front, B))
-        self.counts = self.new(E * (self.groups + T * B), dtype=torch.int32)
-        work = self.tape = self.new(E * (4 * B * H + 2 * self.groups * k.CG * k.BR))
+        plan, cut, i, T, B, H = self.plan, self.cut, self.inputs, self.T, self.B, self.H
+        y, mean, wide = None, None, H + EXTRAS if plan.out else H
+        if cut.mean is not None:
+            mean = self.new(*cut.mean)
+        if cut.out:
+            y = self.new(*plan.front, T, B, cut.out, dtype=torch.bfloat16 if plan.half else torch.float32)
+        out = self.outputs(mean, zero=False)
+        out = out._replace(rho=self.new(*plan.front, T, B), cost=self.new(*plan.front, B))
+        self.counts = self.new(cut.counts, dtype=torch.int32)
+        work = self.tape = self.new(cut.work)
         if self.keep:
-            self.tape = self.new_tape(self.capacity * self.groups * k.BR)
-        stride, x = users[0].stride(-1), self.x if self.inside else None
-        meta = plan.meta(self.cut.sizes, RAGGED=plan.ragged, KEEP=self.keep, BIAS=plan.biased)
+            self.tape = self.new_tape(self.capacity * self.groups * self.blocks.BR)
+        x = self.x if self.inside or cut.project else None
+        xw = None if cut.project else self.project()
+        given = (i.weight_ih, i.weight_hh, i.bias_ih, i.bias_hh, i.halt, i.halt_bias, self.lengths, i.h, i.c)
+        given = contiguous(*given, *((i.weight_y, i.bias_y) if cut.out else (None, None)))
         self.starter(
-            forward_kernel, self.cut.grid, meta, (*users, x), xw, x, users[0], stride, self.X * stride, *users[1:],
-            *out, work, self.tape, self.counts, counters(self.device),
-            T, B, H, self.X, plan.limit, plan.threshold, self.capacity, H + self.extra, wide,
-            strides=(stride,), **self.cut.options,
+            forward_kernel, cut.grid, cut.forward, (*given, x), xw, x, given[0], plan.features + 1, plan.features,
+            *given[1:], y, *out, work, self.tape, self.counts, counters(self.device),
+            T, B, H, self.X, plan.limit, plan.threshold, self.capacity, H + self.extra, wide, **cut.options,
         )()  # fmt: skip
-        if wide > H:
-            out = out._replace(y=out.y[..., : H + 1])
-        return out
+        if plan.out and mean is not None:
+            self.mean = mean[..., : H + 1]
+        return out if y is None else out._replace(y=y)
 
     @property
     def rows(self) -> int:
@@ -139,7 +180,7 @@ class LoopRun(Run):
         d_xw = self.new(*self.plan.front, T * B, self.X) if by_x else None
         dots = self.new(E * self.capacity * self.groups * k.CG * k.BR)
         d_h, d_c = torch.empty_like(i.h), None if i.c is None else torch.empty_like(i.c)
-        weights = tuple(a if a.is_contiguous() else a.contiguous() for a in (i.weight_hh, i.halt))
+        weights = contiguous(i.weight_hh, i.halt, i.weight_y if self.cut.out else None)
         self.starter(
             backward_kernel, self.cut.grid, self.plan.meta(self.cut.sizes, LAST=last, BY_X=by_x),
             (*weights, *given[:4]), *weights, *given, d_xw, d_h, d_c, self.tape, self.counts, counters(self.device),

@@ -21,9 +21,9 @@ SMALL_TAPE = 2**27
 EXTRAS = EXTRA.value
 
 
-def precision_of(rules: Rules) -> int:
+def precision_of(half: bool) -> int:
     """How products are made: in bfloat16 under autocast, else as torch's own are, by either way to say so."""
-    if rules.half:
+    if half:
         return HALF.value
     return TF32.value if torch.backends.cuda.matmul.fp32_precision == "tf32" else FLOAT32.value
 
@@ -41,8 +41,11 @@ class Plan:
         self.threshold, self.ragged = 1 - rules.epsilon, rules.lengths is not None
         self.biased = inputs.bias_ih is not None
         self.precision, self.half = precision, precision == HALF.value
+        self.out = 0 if inputs.weight_y is None else inputs.weight_y.shape[-2]  # size of the read-out
+        self.biased_out = inputs.bias_y is not None
         self.floating, self.features = inputs.x.is_floating_point(), inputs.weight_ih.shape[-1] - 1
         self.updates: int | None = None  # that the last such call needed
+        self.run: Any = None  # the class that serves it
         self.cut: Any = None  # how a loop shares out its work
         self.metas: dict[tuple[Any, ...], dict[str, Any]] = {}
         # Launches of kernels by what they were built for, and the constants that come after their arguments.
@@ -58,27 +61,30 @@ class Plan:
         return self.metas[key]
 
 
-def plan_of(inputs: Inputs, rules: Rules, way: Any, keep: bool) -> Plan:
-    """The plan of a call that is served in this way."""
-    precision = precision_of(rules)
+def plan_of(inputs: Inputs, rules: Rules, keep: bool) -> Plan:
+    """The plan of a call."""
+    kind, epsilon, max_steps, force_steps, lengths, stacked, half = rules
+    x, h, weight_y = inputs.x, inputs.h, inputs.weight_y
     key = (
-        way, keep, precision, inputs.h.device, inputs.h.shape, inputs.x.shape, inputs.x.is_floating_point(),
-        inputs.weight_ih.shape, inputs.bias_ih is None, inputs.weight_y is None,
-        rules.kind, rules.epsilon, rules.max_steps, rules.force_steps, rules.lengths is None, rules.stacked,
+        keep, h.device, h.shape, x.shape, x.dtype, inputs.weight_ih.shape, inputs.bias_ih is None,
+        None if weight_y is None else weight_y.shape, inputs.bias_y is None, kind.name, epsilon, max_steps, force_steps,
+        lengths is None, stacked, precision_of(half),
     )  # fmt: skip
-    if key not in _plans:
+    plan = _plans.get(key)
+    if plan is None:
         if len(_plans) >= MOST_PLANS:
             _plans.clear()
-        _plans[key] = Plan(inputs, rules, precision)
-    return _plans[key]
+        plan = _plans[key] = Plan(inputs, rules, key[-1])
+    return plan
 
 
 class Run:
     """A forward pass, and what its backward pass needs."""
 
     tape: Tensor
-    mean: Tensor
-    steps: Tensor | None
+    mean: Tensor  # s_t in rows for the read-out; where it has a column more, that holds ones
+    present: Tensor | None = None  # whether there is an input, [E, T, B, 1]
+    reads: bool = False  # whether the kernels make the read-out
     extra: int = EXTRAS  # numbers of a row of the tape's prev beside H
     inside: int = 0  # features of x that are among them
 
@@ -91,7 +97,9 @@ class Run:
         self.capacity = 0
 
     def new(self, *shape: int, zero: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
-        return (torch.zeros if zero else torch.empty)(*shape, device=self.device, dtype=dtype)
+        h = self.inputs.h  # of its kind: quicker than by name
+        made = h.new_empty(shape) if dtype is torch.float32 else h.new_empty(shape, dtype=dtype)
+        return made.zero_() if zero else made
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """The product of matrices, each network's own, in the precision of the call."""
@@ -105,15 +113,9 @@ class Run:
         return a.reshape(*self.plan.front, self.T * self.B, width)
 
     def read(self, out: Outputs) -> Outputs:
-        """The results with the read-out in place of the mean state, which is kept for the way back.
-
-        Where the mean has a column more, that holds ones.
-        """
+        """The results with the read-out in place of the mean state."""
         i, plan = self.inputs, self.plan
-        self.steps = None
-        if i.weight_y is None:
-            return out
-        self.mean = out.y
+        assert i.weight_y is not None
         mean, weight, bias = self.mean[..., : self.H], i.weight_y.transpose(-2, -1), i.bias_y
         if plan.half:
             mean, weight, bias = mean.bfloat16(), weight.bfloat16(), None if bias is None else bias.bfloat16()
@@ -126,10 +128,16 @@ class Run:
             torch.addmm(bias, mean, weight, out=to)
         else:
             torch.baddbmm(bias.unsqueeze(1), mean, weight, out=to)
-        if self.lengths is not None:
-            self.steps = out.steps.clone()  # theirs to change
-            y = torch.where((self.steps > 0).unsqueeze(-1), y, 0)
-        return out._replace(y=y)
+        return out._replace(y=self.masked(y))
+
+    def masked(self, a: Tensor) -> Tensor:
+        """With zeros at padding."""
+        if self.lengths is None:
+            return a
+        if self.present is None:
+            steps = torch.arange(self.T, device=self.device).view(-1, 1, 1)
+            self.present = steps < self.lengths.view(-1, 1, self.B, 1)
+        return torch.where(self.present, a.view(self.E, self.T, self.B, -1), 0).view(a.shape)
 
     def backward(self, d: Grads, *, x: bool) -> Inputs:
         """Derivatives by every input, by x only where it is asked for. The tape is used up."""
@@ -137,9 +145,9 @@ class Run:
         if i.weight_y is not None and d.y is None:
             d_weight, d_bias = torch.zeros_like(i.weight_y), None if i.bias_y is None else torch.zeros_like(i.bias_y)
         elif i.weight_y is not None and d.y is not None:
-            d_y = d.y if self.steps is None else torch.where((self.steps > 0).unsqueeze(-1), d.y, 0)
-            d_y = self.flat(d_y, d_y.shape[-1])
-            d_mean, made = self.multiply(d_y, i.weight_y), self.multiply(d_y.transpose(-2, -1), self.mean)
+            d_y = self.flat(self.masked(d.y.contiguous()), d.y.shape[-1])
+            d_mean = d_y if self.reads else self.multiply(d_y, i.weight_y)
+            made = self.multiply(d_y.transpose(-2, -1), self.mean)
             d_weight = made[..., : self.H]
             if i.bias_y is not None:
                 d_bias = d_y.float().sum(-2) if made.shape[-1] == self.H else made[..., self.H]
@@ -147,7 +155,8 @@ class Run:
         return Inputs(*made)
 
     def gradients(self, grads: tuple[Tensor | None, ...], *, x: bool) -> list[Tensor | None]:
-        """Derivatives by every input but the read-out's, from those by the mean state, h, c, (nothing) and R."""
+        """Derivatives by every input but the read-out's, from those by the mean state (or by the read-out, where the
+        kernels make it), h, c, (nothing) and R."""
         raise NotImplementedError
 
     def guess(self, rows: int) -> int:
@@ -161,20 +170,24 @@ class Run:
 
     def starter(
         self, kernel: Any, grid: tuple[int, ...], meta: dict[str, Any], users: tuple[Tensor | None, ...], *args: Any,
-        strides: tuple[int, ...] = (), **options: Any,
+        **options: Any,
     ) -> Callable[..., None]:  # fmt: skip
         """What starts a kernel with these arguments after the given ones.
 
         One that was built before for the same numbers is started without Triton's look at every argument. What it was
         built for includes how the users' tensors are aligned.
         """
-        aligned = tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
-        key = (kernel, id(meta), aligned, strides)
-        built = self.plan.built
+        places = 0
+        for a in users:
+            if a is not None:
+                places |= a.data_ptr()
+        aligned = places % 16 == 0 or tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
+        key, built = (kernel, id(meta), aligned), self.plan.built
 
         def start(*front: Any) -> None:
-            if key in built:
-                launch, constants = built[key]
+            known = built.get(key)
+            if known is not None:
+                launch, constants = known
                 launch(*front, *args, *constants)
                 return
             made = kernel[grid](*front, *args, **meta, **options)
@@ -196,23 +209,16 @@ class Run:
         x = self.flat(self.inputs.x, self.plan.features)
         return x if x.is_contiguous() else x.contiguous()
 
-    def outputs(self, *, width: int, zero: bool) -> Outputs:
-        """Memory for the results; the mean state as rows of this width, or as the caller gets it."""
+    def outputs(self, mean: Any, *, zero: bool) -> Outputs:
+        """Memory for the results beside the mean state."""
         plan, T, B, H = self.plan, self.T, self.B, self.H
-        shape = (*plan.front, T * B, width) if self.inputs.weight_y is not None else (*plan.front, T, B, H)
         return Outputs(
-            self.new(*shape, zero=zero),
+            mean,
             self.new(*plan.front, B, H),
             self.new(*plan.front, B, H) if plan.kind is LSTM else None,
             self.new(*plan.front, T, B, dtype=torch.int64, zero=zero),
             self.new(*plan.front, T, B, zero=zero),
         )
-
-    def users(self) -> tuple[Any, ...]:
-        """The flag's column and the other tensors of the caller that a forward pass reads."""
-        i = self.inputs
-        given = (i.weight_hh, i.bias_ih, i.bias_hh, i.halt, i.halt_bias, self.lengths, i.h, i.c)
-        return i.weight_ih[..., -1], *(a if a is None or a.is_contiguous() else a.contiguous() for a in given)
 
     def new_tape(self, rows: int) -> Tensor:
         widths = self.H + self.S + (self.plan.kind.leaves - 1) * self.H + self.extra + EXTRAS + 2
@@ -239,7 +245,8 @@ class Run:
         """The caller's derivatives by mean, h, c and remainder, the strides of the last, and whether h, c have any."""
         i, shape = self.inputs, (self.E, self.T, self.B)
         d_mean, d_h, d_c, _, d_remainder = grads
-        d_mean = self.new(*shape, self.H, zero=True) if d_mean is None else d_mean.contiguous()
+        width = i.weight_y.shape[-2] if self.reads and i.weight_y is not None else self.H
+        d_mean = self.new(*shape, width, zero=True) if d_mean is None else d_mean.contiguous()
         if d_remainder is None:
             d_remainder = self.new(*shape, zero=True)
         elif self.E > 1:
@@ -297,11 +304,12 @@ class Run:
         return d_weight
 
 
+def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    return tuple(a if a is None or a.is_contiguous() else a.contiguous() for a in tensors)
+
+
 def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> Run:
     """Run forward in the way that serves these sizes."""
-    from pondertime.fused.triton_loop_run import LoopRun, blocks_for
-    from pondertime.fused.triton_tick_run import TickRun
-
     device = inputs.h.device
     if device.type == "cuda" and torch.cuda.current_device() != device.index:
         # Triton starts kernels on the current device.
@@ -310,8 +318,18 @@ def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> Run
     if rules.half and torch.is_autocast_enabled(device.type):
         with torch.autocast(device.type, enabled=False):
             return make(inputs, rules, keep=keep, seen=seen)
-    E, (B, H), kind = inputs.x.shape[0] if rules.stacked else 1, inputs.h.shape[-2:], rules.kind
-    blocks = blocks_for(device, E, B, H, kind.gates, precision_of(rules))
-    if blocks is None:
-        return TickRun(inputs, rules, keep=keep, seen=seen)
-    return LoopRun(inputs, rules, blocks, keep=keep, seen=seen)
+    plan = plan_of(inputs, rules, keep or seen)
+    if plan.run is None:
+        choose(plan, keep=keep or seen)
+    served: Any = plan.run
+    return served(inputs, rules, plan, keep=keep or seen, seen=seen)
+
+
+def choose(plan: Plan, *, keep: bool) -> None:
+    """Decide how calls of a plan are served: by the loop where its weights fit, else by ticks."""
+    from pondertime.fused import triton_loop_run, triton_tick_run
+
+    blocks = triton_loop_run.blocks_for(plan.device, plan.E, plan.B, plan.H, plan.kind.gates, plan.precision)
+    plan.run = triton_tick_run.TickRun
+    if blocks is not None:
+        plan.run, plan.cut = triton_loop_run.LoopRun, triton_loop_run.LoopPlan(plan, blocks, keep=keep)

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from pondertime.fused.common import GRU, Inputs, Outputs, Rules, Update
-from pondertime.fused.triton_run import Run, plan_of
+from pondertime.fused.triton_run import Plan, Run, contiguous
 from pondertime.fused.triton_ticks import tick_backward, tick_forward
 
 # Ticks between two looks at who still runs, after those that were needed last time.
@@ -17,43 +17,56 @@ TICKS = 8
 class TickRun(Run):
     """One product and one launch for each tick and direction."""
 
-    def __init__(self, inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> None:
-        super().__init__(inputs, rules, plan_of(inputs, rules, "ticks", keep or seen), keep=keep or seen)
-        plan = self.plan
+    def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> None:
+        super().__init__(inputs, rules, plan, keep=keep)
         self.sizes = {"H": self.H, "X": self.X, "BH": triton.next_power_of_2(self.H), "SHORT": plan.half}
         self.launch: dict[str, Any] = {"num_warps": 4 if self.H <= 512 else 16}
         if self.keep:
             self.capacity = self.guess(self.B)
-        self.out: Any = self.read(self.forward())
+        out = self.forward()
         if self.keep and self.ticks > self.capacity:
             self.capacity = self.ticks
-            self.out = self.read(self.forward())
+            out = self.forward()
+        self.out: Any = self.read(out) if plan.out else out
         plan.updates = self.ticks
 
     def product(self, a: Tensor, weight: Tensor, out: Tensor) -> None:
-        (torch.bmm if a.dim() == 3 else torch.mm)(a, weight, out=out)
+        multiply: Any = torch.bmm if a.dim() == 3 else torch.mm
+        if a.dtype == out.dtype:
+            multiply(a, weight, out=out)
+        else:
+            multiply(a, weight, out_dtype=out.dtype, out=out)
 
     def forward(self) -> Outputs:
         plan, E, T, B, H, cuda = self.plan, self.E, self.T, self.B, self.H, self.device.type == "cuda"
-        xw, out, users = self.project(), self.outputs(width=H, zero=plan.ragged), self.users()
+        mean = self.new(*plan.front, *((T * B,) if plan.out else (T, B)), H, zero=plan.ragged)
+        xw, out, i = self.project(), self.outputs(mean, zero=plan.ragged), self.inputs
+        flag = i.weight_ih[..., -1].contiguous()  # a column read by every row at every tick
+        bias = None
+        if i.bias_ih is not None and i.bias_hh is not None:
+            bias = i.bias_ih + i.bias_hh
+            if plan.kind is GRU:
+                bias[..., 2 * H :] = i.bias_ih[..., 2 * H :]
+        bias_n = i.bias_hh if plan.kind is GRU else None
+        users = contiguous(bias, bias_n, i.halt, i.halt_bias, self.lengths, i.h, i.c)
         self.counts = self.new(2 * E * B * (1 + self.capacity), dtype=torch.int32)
         self.counts[: 2 * E * B].zero_()
         work = self.tape = self.new(3 * E * B * H + E * B)
         if self.keep:
             self.tape = self.new_tape(self.capacity * B)
         report = torch.zeros(E * B, dtype=torch.int32, pin_memory=cuda)
-        state, now, weight = self.inputs.h, work[: E * B * H].view(*plan.front, B, H), users[1].transpose(-1, -2)
+        state, now, weight = i.h, work[: E * B * H].view(*plan.front, B, H), i.weight_hh.transpose(-1, -2)
         short = None
         if plan.half:
             # What the products see of the states.
             state, weight = state.bfloat16(), weight.bfloat16()
             short = now = torch.empty_like(state)
-        made, stride = self.new(*plan.front, B, plan.P, dtype=state.dtype), users[0].stride(-1)
+        made = self.new(*plan.front, B, plan.P, dtype=torch.float32 if cuda else state.dtype)
         meta = plan.meta(self.sizes, RAGGED=plan.ragged, KEEP=self.keep, BIAS=plan.biased)
         start = self.starter(
-            tick_forward, (B, E, 1), meta, users, made, xw, users[0], stride, self.X * stride, *users[1:],
+            tick_forward, (B, E, 1), meta, (flag, *users), made, xw, flag, *users,
             *out[:5], work, short, self.tape, self.counts, report,
-            T, B, plan.limit, plan.threshold, self.capacity, strides=(stride,), **self.launch,
+            T, B, plan.limit, plan.threshold, self.capacity, **self.launch,
         )  # fmt: skip
         ticks, until = 0, plan.updates or T
         while True:
@@ -67,6 +80,8 @@ class TickRun(Run):
             if int(report.min()) > 0:
                 break
         self.ticks = int(report.max())
+        if plan.out:
+            self.mean = mean
         return out
 
     @property
@@ -85,7 +100,7 @@ class TickRun(Run):
         gates = self.parts(rows)[1].view(E, self.capacity, B, -1)[..., : plan.P]
         if plan.half:
             weight, short = weight.bfloat16(), self.new(*plan.front, B, plan.P, dtype=torch.bfloat16)
-        made = torch.empty_like(i.h, dtype=weight.dtype)
+        made = torch.empty_like(i.h, dtype=torch.float32 if i.h.is_cuda else weight.dtype)
         meta = plan.meta(self.sizes, RAGGED=plan.ragged, LAST=last)
         start = self.starter(
             tick_backward, (B, E, 1), meta, (halt, self.lengths, *given[:4]), made, halt, self.lengths, *given,

@@ -28,7 +28,7 @@ def take(at, inside):
 
 @triton.jit(do_not_specialize=["tick", "T", "B", "limit", "capacity"])
 def tick_forward(
-    tick, product, xw, flag, flag_stride, flag_size, weight, bias_ih, bias_hh, halt, halt_bias, lengths, h_in, c_in,
+    tick, product, xw, flag, bias, bias_n, halt, halt_bias, lengths, h_in, c_in,
     mean, h_out, c_out, steps_out, remainder, work, short, tape, counts, report,
     T, B, limit, threshold, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr,
@@ -37,6 +37,7 @@ def tick_forward(
 ):  # fmt: skip
     """One update of a row.
 
+    ``bias``: b_ih + b_hh; of a GRU's candidate b_ih alone, and ``bias_n`` is b_hh.
     ``product``: W_h s^{n-1} [E, B, P]; where SHORT, of the states in ``short``, in bfloat16. ``work``: s^{n-1},
     c^{n-1} and the mean of c so far [3, E, B, H], the halting sum [E, B]. ``counts``: input steps that a row has
     finished, updates of the one it is at [2, E, B], then t + 1 and n of each row of the tape, n below 0 where the row
@@ -68,25 +69,26 @@ def tick_forward(
         s0 = tl.where(begin, take(h_in + own, ok & begin), take(work + own, ok & (begin == 0)))
         x = xw + ((e * T + t).to(tl.int64) * B + b) * X + j
         a = product + row.to(tl.int64) * GATES * H + j
-        f = flag + e.to(tl.int64) * flag_size + j * flag_stride
-        x0 = take(x, ok) + first * take(f, ok)
+        f = flag + e.to(tl.int64) * X + j
+        begins = ok & (n == 1)
+        x0 = take(x, ok) + take(f, begins)
         x1, x2, x3, q = x0, x0, x0, x0
         if GATES > 1:
-            x1 = take(x + H, ok) + first * take(f + H * flag_stride, ok)
-            x2 = take(x + 2 * H, ok) + first * take(f + 2 * H * flag_stride, ok)
+            x1 = take(x + H, ok) + take(f + H, begins)
+            x2 = take(x + 2 * H, ok) + take(f + 2 * H, begins)
             q = take(a + 2 * H, ok)
         if GATES > 3:
-            x3 = take(x + 3 * H, ok) + first * take(f + 3 * H * flag_stride, ok)
+            x3 = take(x + 3 * H, ok) + take(f + 3 * H, begins)
         if BIAS:
-            b_ih = bias_ih + e * X + j
-            b_hh = bias_hh + e * GATES * H + j
-            x0 += take(b_ih, ok) + take(b_hh, ok)
+            own_bias = bias + e * X + j
+            x0 += take(own_bias, ok)
             if GATES > 1:
-                x1 += take(b_ih + H, ok) + take(b_hh + H, ok)
-                x2 += take(b_ih + 2 * H, ok)
-                q += take(b_hh + 2 * H, ok)
+                x1 += take(own_bias + H, ok)
+                x2 += take(own_bias + 2 * H, ok)
             if GATES > 3:
-                x3 += take(b_ih + 3 * H, ok) + take(b_hh + 3 * H, ok)
+                x3 += take(own_bias + 3 * H, ok)
+            if CELL == GRU:
+                q += take(bias_n + e * GATES * H + 2 * H + j, ok)
         a0 = x0 + take(a, ok)
         a1, a2, a3, c, c0 = a0, q, a0, a0, a0
         if GATES > 1:

@@ -1,7 +1,8 @@
 """The result tables of a task: one row a network, with its learning curve, difficulty points and traces.
 
 ``TASK.csv`` is the table; ``TASK-curves.npz``, ``TASK-difficulty.csv`` and ``TASK-traces.json`` lie beside it
-and hold what belongs to its rows. All four change together: new files are written into a hidden folder, one
+and hold what belongs to its rows; for networks that read text also ``TASK-classes.csv`` and
+``TASK-boundaries.csv``. All change together: new files are written into a hidden folder, one
 rename makes them count, and then they are moved into place, the csv last. A process that is killed on the way
 leaves either the old tables or the new ones; readers and the next writer finish what it began.
 """
@@ -15,9 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from pondertime.results.formats import FORMATS
-from pondertime.results.records import Curve, Entry, Key, Point, Row, SequenceTrace, record
+from pondertime.results.records import (
+    QUANTITIES,
+    Boundary,
+    CharacterClass,
+    Curve,
+    Entry,
+    Key,
+    Point,
+    Row,
+    SequenceTrace,
+    record,
+)
 
 __all__ = [
+    "QUANTITIES",
+    "Boundary",
+    "CharacterClass",
     "Curve",
     "Entry",
     "Key",
@@ -27,6 +42,8 @@ __all__ = [
     "add_row",
     "add_rows",
     "make_entry",
+    "read_boundaries",
+    "read_classes",
     "read_curves",
     "read_difficulty",
     "read_rows",
@@ -54,6 +71,16 @@ def read_traces(results_dir: Path | str, task: str) -> dict[Key, list[SequenceTr
     return _read(results_dir, task, "-traces.json")
 
 
+def read_classes(results_dir: Path | str, task: str) -> dict[Key, list[CharacterClass]]:
+    """What a task's networks do at each kind of character."""
+    return _read(results_dir, task, "-classes.csv")
+
+
+def read_boundaries(results_dir: Path | str, task: str) -> dict[Key, list[Boundary]]:
+    """How well a task's networks tell where words and sentences end."""
+    return _read(results_dir, task, "-boundaries.csv")
+
+
 def add_row(
     results_dir: Path | str,
     task: str,
@@ -74,6 +101,8 @@ def make_entry(
     curve: Curve | Mapping[str, Any] | None = None,
     difficulty_rows: Sequence[Point | Mapping[str, Any]] = (),
     traces: Sequence[SequenceTrace | Mapping[str, Any]] = (),
+    classes: Sequence[CharacterClass] = (),
+    boundaries: Sequence[Boundary] = (),
 ) -> Entry:
     """One network as the tables have it; mappings stand for the records with their fields."""
     return Entry(
@@ -81,6 +110,8 @@ def make_entry(
         None if curve is None else record(Curve, curve),
         [record(Point, point) for point in difficulty_rows],
         [record(SequenceTrace, trace) for trace in traces],
+        classes,
+        boundaries,
     )
 
 
@@ -102,7 +133,8 @@ def add_rows(results_dir: Path | str, task: str, entries: Iterable[Entry]) -> No
         contents = {}
         for suffix, table in tables.items():
             kept = {key: table[key] for key in keys if table.get(key)}
-            contents[task + suffix] = FORMATS[suffix].write(rows, kept)
+            if kept or FORMATS[suffix].always or (folder / (task + suffix)).exists():
+                contents[task + suffix] = FORMATS[suffix].write(rows, kept)
         _commit(folder, task, contents)
 
 

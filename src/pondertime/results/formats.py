@@ -1,4 +1,4 @@
-"""The four files of a task's results, from records to bytes and back; every value is checked on reading."""
+"""The files of a task's results, from records to bytes and back; every value is checked on reading."""
 
 import csv
 import io
@@ -6,17 +6,21 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pondertime.results.records import QUANTITIES, Curve, Key, Point, Row, SequenceTrace
+from pondertime.results.records import QUANTITIES, Boundary, CharacterClass, Curve, Key, Point, Row, SequenceTrace
 
-# The columns of the two csv tables; OWNER's say which network a difficulty point belongs to.
+# The columns of the table of networks; OWNER's say in the other tables which network a line belongs to.
 ROW = {field.name: field.type for field in fields(Row)}
-POINT = {field.name: field.type for field in fields(Point)}
 OWNER = {name: ROW[name] for name in ("task", "preset", "halting", "tau", "seed", "updates")}
+
+
+def _columns(kind: type[Any]) -> dict[str, Any]:
+    return {field.name: field.type for field in fields(kind)}
 
 
 def _cell(text: str, kind: Any) -> Any:
@@ -85,20 +89,23 @@ def _write_rows(_: dict[Key, Row], table: dict[Key, Row]) -> bytes:
     return _write_lines(ROW, [[getattr(row, name) for name in ROW] for row in table.values()])
 
 
-def _parse_points(path: Path, data: bytes, task: str) -> dict[Key, list[Point]]:
-    points: dict[Key, list[Point]] = {}
-    for _, values in _lines(path, data, task, OWNER | POINT):
-        points.setdefault(_key(values), []).append(Point(**{name: values[name] for name in POINT}))
-    return points
+def _parse_many(kind: type[Any], path: Path, data: bytes, task: str) -> dict[Key, list[Any]]:
+    """A csv table with several records a network."""
+    found: dict[Key, list[Any]] = {}
+    columns = _columns(kind)
+    for _, values in _lines(path, data, task, OWNER | columns):
+        found.setdefault(_key(values), []).append(kind(**{name: values[name] for name in columns}))
+    return found
 
 
-def _write_points(rows: dict[Key, Row], points: dict[Key, Sequence[Point]]) -> bytes:
+def _write_many(kind: type[Any], rows: dict[Key, Row], table: dict[Key, Sequence[Any]]) -> bytes:
+    columns = _columns(kind)
     return _write_lines(
-        OWNER | POINT,
+        OWNER | columns,
         [
-            [getattr(rows[key], name) for name in OWNER] + [getattr(point, name) for name in POINT]
-            for key in points
-            for point in points[key]
+            [getattr(rows[key], name) for name in OWNER] + [getattr(item, name) for name in columns]
+            for key in table
+            for item in table[key]
         ],
     )
 
@@ -175,12 +182,19 @@ class Format(NamedTuple):
 
     parse: Callable[[Path, bytes, str], dict[Key, Any]]
     write: Callable[[dict[Key, Row], dict[Key, Any]], bytes]
+    always: bool = True  # there, even if it holds nothing
+
+
+def _many(kind: type[Any], *, always: bool) -> Format:
+    return Format(partial(_parse_many, kind), partial(_write_many, kind), always)
 
 
 # In the order in which they are moved into place.
 FORMATS = {
     "-curves.npz": Format(_parse_curves, _write_curves),
-    "-difficulty.csv": Format(_parse_points, _write_points),
+    "-difficulty.csv": _many(Point, always=True),
     "-traces.json": Format(_parse_traces, _write_traces),
+    "-classes.csv": _many(CharacterClass, always=False),
+    "-boundaries.csv": _many(Boundary, always=False),
     ".csv": Format(_parse_rows, _write_rows),
 }

@@ -1,4 +1,4 @@
-"""What is kept of a network: its row, its learning curve, its difficulty points and its traces."""
+"""What is kept of a network: its row, learning curve, difficulty points, traces, and what it does with text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -75,6 +75,16 @@ class Curve:
                 raise ValueError(f"{name}: expected one number for each of updates, got shape {list(array.shape)}")
             object.__setattr__(self, name, array)
 
+    def thinned(self, most: int) -> "Curve":
+        """The same in at most so many points: means of neighbours, with the updates made at the last of them."""
+        n = len(self.updates)
+        starts = np.arange(0, n, max(1, math.ceil(n / most)))
+        ends = np.append(starts[1:], n)
+        if len(starts) == n:
+            return self
+        means = (np.add.reduceat(getattr(self, name), starts) / (ends - starts) for name in QUANTITIES)
+        return Curve(self.updates[ends - 1], *means)
+
 
 @dataclass(frozen=True)
 class Point:
@@ -114,6 +124,35 @@ class SequenceTrace:
                 raise ValueError(f"{name}: expected {'text' if good is _is_text else 'finite numbers'}: {values!r:.60}")
 
 
+@dataclass(frozen=True)
+class CharacterClass:
+    """What a network does at the characters of one kind: means with standard errors over sequences, in bits."""
+
+    kind: str
+    characters: int
+    sequences: int
+    rho: float
+    rho_se: float
+    loss: float
+    loss_se: float
+    entropy: float
+    entropy_se: float
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """How well the boundaries of one kind are told by a measure that reaches a threshold there."""
+
+    kind: str
+    measure: str
+    boundaries: int
+    threshold: float
+    precision: float
+    recall: float
+    f1: float
+    f1_se: float
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
@@ -129,6 +168,8 @@ class Entry(NamedTuple):
     curve: Curve | None = None
     points: Sequence[Point] = ()
     traces: Sequence[SequenceTrace] = ()
+    classes: Sequence[CharacterClass] = ()
+    boundaries: Sequence[Boundary] = ()
 
 
 Record = TypeVar("Record", Curve, Point, SequenceTrace)

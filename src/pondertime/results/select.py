@@ -1,4 +1,4 @@
-"""Which stored networks a figure shows, and their means."""
+"""Which stored networks a figure or a claim is about, and their means."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ from pondertime.results import Key, Row, SequenceTrace, read_rows, read_traces
 
 
 class MissingResults(FileNotFoundError):
-    """A figure's results are not there; the message names the command that makes them."""
+    """Results are not there; the message names the command that makes them."""
 
 
 class Group(NamedTuple):
@@ -91,3 +91,13 @@ def traced(results_dir: Path, task: str, preset: str | None, tau: float) -> tupl
 
     best = min(rows, key=rank)
     return best, traces[best.key]
+
+
+def digits(inputs: Sequence[str]) -> list[int]:
+    """How many digits the two numbers have that are summed at each step: the sum so far and the input."""
+    counts, total = [], ""
+    for number in inputs:
+        number = "".join(letter for letter in number if letter.isdecimal())
+        counts.append(len(total) + len(number))
+        total = str(int(total or 0) + int(number or 0))
+    return counts

@@ -1,0 +1,203 @@
+"""What is stored of a task's networks, and the statistics that claims are made of.
+
+A mean comes with its standard error over networks. Where a claim is about an order, such as "faster with a lower tau",
+it is the rank correlation over the time penalties of one seed, averaged over seeds.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pondertime.config import TASK_NAMES
+from pondertime.results import (
+    Boundary,
+    CharacterClass,
+    Curve,
+    Key,
+    Point,
+    Row,
+    SequenceTrace,
+    read_boundaries,
+    read_classes,
+    read_curves,
+    read_difficulty,
+    read_rows,
+    read_traces,
+)
+from pondertime.results.select import Group, MissingResults, Summary, groups, summary, value
+
+
+class Evidence(NamedTuple):
+    """The stored networks of a task: those of one preset, and apart those of several workers."""
+
+    task: str
+    act: list[Group]  # by rising tau
+    without: list[Row]
+    asynchronous: list[Row]
+    curves: dict[Key, Curve]
+    points: dict[Key, list[Point]]
+    traces: dict[Key, list[SequenceTrace]]
+    classes: dict[Key, list[CharacterClass]]
+    boundaries: dict[Key, list[Boundary]]
+    elsewhere: dict[str, Summary]  # mean N of the other tasks' networks
+
+
+class Finding(NamedTuple):
+    """Our answer to a claim: whether it holds (None where the paper gives nothing to compare with), and from what."""
+
+    holds: bool | None
+    ours: str
+    rows: Sequence[Row]
+
+
+def load(results_dir: Path | str, task: str, preset: str | None = None) -> Evidence:
+    """The results of a task; without rows where there are none."""
+    folder = Path(results_dir)
+    try:
+        shown = groups(folder, task, preset)
+    except MissingResults:
+        shown = []
+    act = [group for group in shown if group.tau is not None]
+    chosen = {row.key for group in shown for row in group.rows}
+    return Evidence(
+        task,
+        act,
+        [row for group in shown if group.tau is None for row in group.rows],
+        [row for row in read_rows(folder, task) if row.workers > 1 and row.key not in chosen],
+        read_curves(folder, task),
+        read_difficulty(folder, task),
+        read_traces(folder, task),
+        read_classes(folder, task),
+        read_boundaries(folder, task),
+        {},
+    )
+
+
+def load_all(results_dir: Path | str, preset: str | None = None) -> dict[str, Evidence]:
+    """The results of every task, each knowing how much the others ponder."""
+    found = {task: load(results_dir, task, preset) for task in TASK_NAMES}
+    ponder = {task: summary(row.steps for row in rows(e.act)) for task, e in found.items() if e.act}
+    return {
+        task: e._replace(elsewhere={other: n for other, n in ponder.items() if other != task})
+        for task, e in found.items()
+    }
+
+
+def rows(chosen: Iterable[Group]) -> list[Row]:
+    return [row for group in chosen for row in group.rows]
+
+
+def error(group: Group | Sequence[Row]) -> Summary:
+    """The mean of a task's metric: the sequence error, or bits per character."""
+    return summary(value(row) for row in (group.rows if isinstance(group, Group) else group))
+
+
+def steps(group: Group | Sequence[Row]) -> Summary:
+    return summary(row.steps for row in (group.rows if isinstance(group, Group) else group))
+
+
+def lowest(act: list[Group]) -> list[Group]:
+    """The quarter of the time penalties that are lowest, at least one."""
+    return act[: max(1, len(act) // 4)]
+
+
+def highest(act: list[Group]) -> list[Group]:
+    return act[-max(1, len(act) // 4) :]
+
+
+def nearest(act: Iterable[Group], tau: float) -> Group | None:
+    """The group whose time penalty is nearest to one that the paper shows."""
+    return min(act, key=lambda g: abs(math.log(max(g.tau or 0, 1e-9) / tau)), default=None)
+
+
+def successful(e: Evidence) -> list[Group]:
+    """The time penalties whose mean error is below half of that without ACT."""
+    limit = error(e.without).mean / 2 if e.without else 0.2
+    return [group for group in e.act if error(group).mean < limit]
+
+
+def unsolved(e: Evidence) -> Finding | None:
+    """The answer to a claim about networks that solve the task where there are none."""
+    if successful(e) or not any(row.key in e.points for row in rows(e.act)):
+        return None
+    return Finding(False, "no tau has half the error of the networks without ACT, or less", rows(e.act))
+
+
+def reached(e: Evidence, row: Row, threshold: float) -> float | None:
+    """Updates until the training error first fell below a threshold, infinite if it never did."""
+    curve = e.curves.get(row.key)
+    if curve is None or not len(curve.updates):
+        return None
+    below = np.flatnonzero(curve.error < threshold)
+    return float(curve.updates[below[0]]) if len(below) else math.inf
+
+
+def difficulty(e: Evidence, row: Row, quantity: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Difficulties and what was measured there."""
+    points = sorted(e.points.get(row.key, []), key=lambda point: point.difficulty)
+    if len(points) < 2:
+        return None
+    return np.array([p.difficulty for p in points], float), np.array([getattr(p, quantity) for p in points], float)
+
+
+def between(e: Evidence, row: Row, quantity: str, low: int, high: int) -> float | None:
+    """The mean over difficulties from low to high."""
+    line = difficulty(e, row, quantity)
+    if line is None:
+        return None
+    inside = (line[0] >= low) & (line[0] <= high)
+    return float(line[1][inside].mean()) if inside.any() else None
+
+
+def slope(
+    e: Evidence, row: Row, low: float = -math.inf, high: float = math.inf, quantity: str = "steps"
+) -> float | None:
+    """The least-squares slope against difficulty, per unit of it, from low to high."""
+    line = difficulty(e, row, quantity)
+    if line is None:
+        return None
+    inside = (line[0] >= low) & (line[0] <= high)
+    return float(np.polyfit(line[0][inside], line[1][inside], 1)[0]) if inside.sum() > 1 else None
+
+
+def linearity(e: Evidence, row: Row) -> float | None:
+    """The correlation of ponder with difficulty; 0 where ponder does not change."""
+    line = difficulty(e, row, "steps")
+    if line is None:
+        return None
+    return float(np.corrcoef(*line)[0, 1]) if line[1].std() > 0 else 0.0
+
+
+def measured(chosen: Iterable[Row], number: Callable[[Row], float | None]) -> tuple[list[Row], list[float]]:
+    """The networks of which a number is known, and the numbers."""
+    found = [(row, n) for row in chosen if (n := number(row)) is not None]
+    return [row for row, _ in found], [n for _, n in found]
+
+
+def ranks(values: Sequence[float]) -> np.ndarray:
+    """Ranks from 0, the mean of them for equal values; infinite is the highest."""
+    array = np.array(values, float)
+    return np.array([(array < v).sum() + ((array == v).sum() - 1) / 2 for v in array])
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Spearman's; None where all of one are equal."""
+    a, b = ranks(x), ranks(y)
+    return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else None
+
+
+def against_tau(act: list[Group], number: Callable[[Row], float | None]) -> tuple[list[Row], list[float]]:
+    """The rank correlation of a number with tau for every seed that has three time penalties or more."""
+    used, found = [], []
+    for seed in sorted({row.seed for row in rows(act)}):
+        own, numbers = measured((row for row in rows(act) if row.seed == seed), number)
+        if len(own) < 3:
+            continue
+        correlation = rank_correlation([row.tau or 0 for row in own], numbers)
+        if correlation is not None:
+            used += own
+            found.append(correlation)
+    return used, found

@@ -1,0 +1,88 @@
+"""The page of results: every claim of the paper in a table, our number beside it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from string import ascii_uppercase
+
+from pondertime.claims import Claim, Finding, answer
+from pondertime.claims.settings import describe, origins
+from pondertime.config import TASK_NAMES
+
+INTRODUCTION = """# Results beside the paper's
+
+Every claim of the experiments of [Graves 2016](https://arxiv.org/abs/1603.08983), with the paper's number and ours.
+This page is made by `make results` from the tables in `results/`; the figures are those of `pondertime figures`. What
+differs between the paper's setting and ours is said on each task's page.
+
+How to read it. A number is a mean with its standard error over networks, which differ in their seed (and in tau,
+where a claim is about several time penalties); a single network has none, but for kinds of characters and boundaries,
+where it is over sequences. *Not reached* means that our number is not what the paper says. "About", "around" and
+"roughly" are met within a fifth of the paper's number, "almost" within a tenth, or within two standard errors. An
+order, such as "faster with lower tau", is met if the rank correlation, computed for every seed and averaged, is
+beyond 0.3 and beyond two standard errors. "The lowest tau" is the lowest quarter of the grid. "Where solved" are the
+time penalties with less than half the error of the networks without ACT. "Far below M" is below a quarter of it. A
+pause is a tenth of rho or more; rho tells boundaries only if N does, too. A setting names the updates made by all
+workers, Adam's learning rate, the largest N that is allowed (M) and the preset; its letter leads to the command and
+the commit below the table.
+"""
+
+# Figures that a task's section shows, where docs/images has them.
+KINDS = ("bar", "plot", "difficulty", "sequence", "sequence_2")
+
+
+def page(found: Sequence[tuple[Claim, Finding | None]], images: Path) -> str:
+    """The whole page; ``images`` is the folder beside it."""
+    sections = [section(task, [pair for pair in found if pair[0].task == task], images) for task in TASK_NAMES]
+    return "\n".join([INTRODUCTION, overview(found), *sections])
+
+
+def overview(found: Sequence[tuple[Claim, Finding | None]]) -> str:
+    """How many claims of each task hold."""
+    lines = [
+        "| task | claims | as the paper says | not reached | without a number to compare | not run yet |",
+        "|---" * 6 + "|",
+    ]
+    for task in TASK_NAMES:
+        own = [finding for claim, finding in found if claim.task == task]
+        kinds = [None if finding is None else finding.holds for finding in own if finding is not None]
+        counts = (kinds.count(True), kinds.count(False), kinds.count(None), own.count(None))
+        lines.append(f"| [{task}](#{task}) | {len(own)} | " + " | ".join(map(str, counts)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def section(task: str, found: Sequence[tuple[Claim, Finding | None]], images: Path) -> str:
+    """One task: the table, where its networks come from, and the figures."""
+    letters: dict[str, str] = {}
+    lines = [f"## {task.capitalize()}", "", f"The task, and where our setting differs: [{task}](tasks/{task}.md).", ""]
+    lines += ["| claim | the paper | ours | networks | setting | figure | made with |", "|---" * 7 + "|"]
+    for claim, finding in found:
+        networks = setting = letter = ""
+        if finding is not None:
+            networks, setting = str(len(finding.rows)), describe(finding.rows)
+            letter = letters.setdefault(origins(finding.rows), ascii_uppercase[len(letters)])
+        cells = (claim.text, claim.paper, answer(finding), networks, setting, figure(claim.figure, images), letter)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += ["", *(f"- {letter}: {origin}" for origin, letter in letters.items())]
+    name = "enwik" if task == "wikipedia" else task
+    for kind in KINDS:
+        if (images / f"{name}_{kind}.png").exists():
+            lines += ["", f"![{name}_{kind}](images/{name}_{kind}.png)"]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def fill(text: str, found: Sequence[tuple[Claim, Finding | None]]) -> str:
+    """A task's page with our numbers in its section of results; what stands around it is left as it is."""
+    before, heading, rest = text.partition("\n## Results beside the paper's\n")
+    if not heading:
+        return text
+    _, following, after = rest.partition("\n## ")
+    lines = ["", "| claim | the paper | ours |", "|---|---|---|"]
+    lines += [f"| {claim.text} | {claim.paper} | {answer(finding)} |" for claim, finding in found]
+    task = found[0][0].task
+    lines += ["", f"Networks, settings, commands and commits: [results](../results.md#{task}).", ""]
+    return before + heading + "\n".join(lines) + following + after
+
+
+def figure(name: str, images: Path) -> str:
+    """The name of a figure, linked where it is drawn."""
+    return f"[{name}](images/{name}.png)" if (images / f"{name}.png").exists() else name

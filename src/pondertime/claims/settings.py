@@ -1,0 +1,68 @@
+"""How a stored network was trained: from its preset and the command that it was made with."""
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pondertime.config import PRESETS
+from pondertime.results import Row
+
+
+class Setting(NamedTuple):
+    """What the result tables do not say by themselves."""
+
+    learning_rate: float
+    max_steps: int
+
+
+def setting(row: Row) -> Setting:
+    """The learning rate and M: those of the command, else those of the preset."""
+    preset = PRESETS[row.preset][row.task]
+    flags = read_flags(row.command)
+    try:
+        rate = float(flags.get("learning-rate", preset.learning_rate))
+        return Setting(rate, int(flags.get("max-steps", preset.max_steps)))
+    except ValueError:
+        return Setting(preset.learning_rate, preset.max_steps)
+
+
+def read_flags(command: str) -> dict[str, str]:
+    """The flags of a command and their values, ``--name value`` or ``--name=value``."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    found = {}
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found[name.replace("_", "-")] = value if equals else after
+    return found
+
+
+def describe(rows: Sequence[Row]) -> str:
+    """The setting of some networks in a few words."""
+    settings = [setting(row) for row in rows]
+    workers = sorted({row.workers for row in rows})
+    parts = [
+        f"{_range([row.updates for row in rows])} updates",
+        f"rate {_range([s.learning_rate for s in settings])}",
+        f"M {_range([s.max_steps for s in settings])}",
+        f"preset {', '.join(sorted({row.preset for row in rows}))}",
+    ]
+    return ", ".join([*parts, *([f"{workers[-1]} workers"] if workers[-1] > 1 else [])])
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    texts = [f"{v:,}" if isinstance(v, int) else f"{v:g}" for v in (low, high)]
+    return texts[0] if low == high else f"{texts[0]} to {texts[1]}"
+
+
+def origins(rows: Sequence[Row]) -> str:
+    """The commands and commits that networks were made with, the most frequent first."""
+    commands = Counter(row.command for row in rows).most_common()
+    commits = [commit or "unknown" for commit, _ in Counter(row.commit for row in rows).most_common()]
+    more = f" and {len(commands) - 1} like it" if len(commands) > 1 else ""
+    return f"`{commands[0][0]}`{more}, commit {', '.join(commits[:5])}{' and others' if len(commits) > 5 else ''}"

@@ -1,0 +1,193 @@
+"""Claims that are made of every task, or of several."""
+
+import math
+from collections.abc import Callable
+
+from pondertime.claims.evidence import (
+    Evidence,
+    Finding,
+    against_tau,
+    error,
+    highest,
+    lowest,
+    measured,
+    reached,
+    rows,
+    slope,
+    steps,
+    successful,
+    unsolved,
+)
+from pondertime.claims.settings import setting
+from pondertime.claims.words import about, above, metric, number, percent, ranges, spread_out
+from pondertime.results import Row
+from pondertime.results.select import Group, Summary, summary, value
+
+# "Far below M" is less than this share of it; ponder "of 1" is less than ONE.
+FAR = 0.25
+ONE = 1.05
+# Two errors are the same within two standard errors, or so many (error rate; bits per character).
+SLACK = {"wikipedia": 0.02}
+SAME = 0.01
+
+
+def far_below_limit(e: Evidence) -> Finding | None:
+    """N of every network is far below M."""
+    if not e.act:
+        return None
+    used = rows(e.act)
+    most = max(used, key=lambda row: row.steps)
+    limit = min(setting(row).max_steps for row in used)
+    where = f"tau {most.tau:g}, seed {most.seed}"
+    text = f"a mean N of {number(steps(used))}, at most {most.steps:.2f} ({where}); M is {limit}"
+    return Finding(most.steps < FAR * limit, text, used)
+
+
+def depends_on_tau(e: Evidence) -> Finding | None:
+    """Mean N or mean error of the time penalties differ by a factor of two or more."""
+    if len(e.act) < 2:
+        return None
+    parts, strong = [], False
+    for name, of, say in (("N", steps, number), ("error", error, lambda s: metric(e.task, s))):
+        low, high = min(e.act, key=lambda g: of(g).mean), max(e.act, key=lambda g: of(g).mean)
+        strong |= of(high).mean >= 2 * of(low).mean and above(of(high), of(low))
+        parts.append(f"{name} from {say(of(low))} (tau {low.tau:g}) to {say(of(high))} (tau {high.tau:g})")
+    return Finding(strong, "; ".join(parts), rows(e.act))
+
+
+def plain_at_high_tau(e: Evidence) -> Finding | None:
+    """At the highest tau N is 1, and the error is that of the network without ACT."""
+    if not e.act or not e.without:
+        return None
+    top = e.act[-1]
+    ours, plain = error(top), error(e.without)
+    same = abs(ours.mean - plain.mean) <= max(2 * math.hypot(ours.error, plain.error), SLACK.get(e.task, SAME))
+    text = f"tau {top.tau:g}: N {number(steps(top))}, {metric(e.task, ours)}; without ACT {metric(e.task, plain)}"
+    return Finding(steps(top).mean < ONE and same, text, [*top.rows, *e.without])
+
+
+def error_without(expected: float, share: float) -> Callable[[Evidence], Finding | None]:
+    """The mean error without ACT is about the paper's."""
+
+    def check(e: Evidence) -> Finding | None:
+        if not e.without:
+            return None
+        return Finding(about(error(e.without), expected, share), percent(error(e.without)), e.without)
+
+    return check
+
+
+def solved(limit: float, threshold: float) -> Callable[[Evidence], Finding | None]:
+    """The mean error is below a threshold for every tau up to a limit."""
+
+    def check(e: Evidence) -> Finding | None:
+        meant = [group for group in e.act if (group.tau or 0) <= limit]
+        if not meant:
+            return None
+        grid = [group.tau or 0 for group in e.act]
+        good = [group for group in e.act if error(group).mean < threshold]
+        best, top = min(meant, key=lambda g: error(g).mean), meant[-1]
+        text = (
+            f"below {100 * threshold:g} % for {ranges([g.tau or 0 for g in good], grid)} "
+            f"({sum(g in good for g in meant)} of the {len(meant)} that are meant); best {percent(error(best))} "
+            f"(tau {best.tau:g}), {percent(error(top))} at tau {top.tau:g}"
+        )
+        return Finding(all(g in good for g in meant), text, rows(meant))
+
+    return check
+
+
+def sooner(threshold: float, sign: int) -> Callable[[Evidence], Finding | None]:
+    """The training error falls below a threshold sooner with a lower tau (sign 1) or with a higher one (-1)."""
+
+    def check(e: Evidence) -> Finding | None:
+        used, found = against_tau(e.act, lambda row: reached(e, row, threshold))
+        if not found:
+            known, times = measured(rows(e.act), lambda row: reached(e, row, threshold))
+            if len(e.act) < 3 or not known or not all(math.isinf(t) for t in times):
+                return None
+            return Finding(False, f"none of {len(known)} networks gets below {100 * threshold:g} % error", known)
+        s = summary(found)
+        times = [f"{updates_to(e, g.rows, threshold)} (tau {g.tau:g})" for g in e.act]
+        text = (
+            f"a rank correlation of tau with the updates to less than {100 * threshold:g} % error {number(s)}; "
+            f"median {', '.join(spread_out(times))}"
+        )
+        return Finding(sign * s.mean > max(0.3, 2 * s.error), text, used)
+
+    return check
+
+
+def updates_to(e: Evidence, chosen: list[Row], threshold: float) -> str:
+    """The median of the updates that networks needed, "never" where less than half of them got there."""
+    found = sorted(measured(chosen, lambda row: reached(e, row, threshold))[1])
+    if not found:
+        return "unknown"
+    median = found[(len(found) - 1) // 2]
+    return "never" if math.isinf(median) else f"{median:,.0f}"
+
+
+def more_accurate_with_lower_tau(e: Evidence) -> Finding | None:
+    """The final error is lower with a lower tau."""
+    used, found = against_tau(e.act, value)
+    if not found:
+        return None
+    s = summary(found)
+    errors = [f"{percent(error(g))} (tau {g.tau:g})" for g in e.act]
+    text = f"a rank correlation of tau with the error {number(s)}; {', '.join(spread_out(errors))}"
+    return Finding(s.mean > max(0.3, 2 * s.error), text, used)
+
+
+def spread_of_ponder(e: Evidence) -> Finding | None:
+    """N differs much more from seed to seed at the lowest time penalties than at the highest."""
+    several = [group for group in e.act if len(group.rows) > 2]
+    if len(several) < 2:
+        return None
+
+    def deviation(chosen: list[Group]) -> Summary:
+        # Of a mean over so many seeds the error is sigma / sqrt(n).
+        return summary(steps(group).error * math.sqrt(len(group.rows)) for group in chosen)
+
+    low, high = lowest(several), highest(several)
+    a, b = deviation(low), deviation(high)
+    text = (
+        f"a standard deviation of N over seeds of {number(a)} (tau up to {low[-1].tau:g}, mean N "
+        f"{number(steps(rows(low)))}), {number(b)} (tau from {high[0].tau:g} on)"
+    )
+    return Finding(a.mean > 2 * b.mean, text, rows([*low, *high]))
+
+
+def slope_against_tau(e: Evidence) -> Finding | None:
+    """Of the networks that solve the task, ponder grows faster with difficulty the lower tau is."""
+    used, found = against_tau(successful(e), lambda row: slope(e, row))
+    if not found:
+        few = measured(rows(successful(e)), lambda row: slope(e, row))[0]
+        return Finding(None, "no order: less than three time penalties solve the task", few) if few else unsolved(e)
+    s = summary(found)
+    slopes = [f"{number(summary(n), 3)} (tau {g.tau:g})" for g in successful(e) if (n := slopes_of(e, g))]
+    text = f"a rank correlation of tau with the slope {number(s)}; slope {', '.join(spread_out(slopes))}"
+    return Finding(s.mean < -max(0.3, 2 * s.error), text, used)
+
+
+def slopes_of(e: Evidence, group: Group) -> list[float]:
+    """The growth of N with difficulty of each network."""
+    return measured(group.rows, lambda row: slope(e, row))[1]
+
+
+def same_with_workers(e: Evidence) -> Finding | None:
+    """Networks trained by several asynchronous workers have the error of those trained by one."""
+    known = {group.tau: group.rows for group in e.act} | ({None: e.without} if e.without else {})
+    parts, used, same = [], [], True
+    for tau in sorted({row.tau for row in e.asynchronous}, key=lambda tau: math.inf if tau is None else tau):
+        theirs = [row for row in e.asynchronous if row.tau == tau]
+        if tau not in known or not theirs:
+            continue
+        a, b = error(theirs), error(known[tau])
+        same &= abs(a.mean - b.mean) <= max(2 * math.hypot(a.error, b.error), 0.05)
+        name = "without ACT" if tau is None else f"tau {tau:g}"
+        parts.append(
+            f"{name}: {percent(a)} with {theirs[0].workers} workers ({len(theirs)} networks, {theirs[0].updates:,} "
+            f"updates), {percent(b)} with one"
+        )
+        used += theirs
+    return Finding(same, "; ".join(parts), used) if parts else None

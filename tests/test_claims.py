@@ -1,0 +1,228 @@
+"""Claims on made-up results whose answers are computed by hand."""
+
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+
+from claim_tables import Table, curve, found, of, points
+from fake_results import make_results, make_row
+from pondertime.claims import CLAIMS, answer, check, parity, shared
+from pondertime.claims.__main__ import main
+from pondertime.claims.evidence import load, lowest, rank_correlation, reached
+from pondertime.claims.settings import describe, read_flags, setting
+from pondertime.claims.words import ranges, spread_out
+from pondertime.config import TASK_NAMES
+from pondertime.figures import NAMES
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
+    return Table(tmp_path, request.param)
+
+
+def test_every_claim_has_a_figure_and_an_answer(tmp_path: Path) -> None:
+    """Without results all are open; with results of every kind none fails."""
+    assert {claim.task for claim in CLAIMS} == set(TASK_NAMES)
+    assert {claim.figure for claim in CLAIMS} <= set(NAMES)
+    assert {answer(finding) for _, finding in check(tmp_path / "nothing")} == {"not run yet"}
+    for task in TASK_NAMES:
+        make_results(tmp_path, task)
+    answers = {(claim.task, claim.text): answer(finding) for claim, finding in check(tmp_path)}
+    assert len(answers) == len(CLAIMS)
+    open_ones = {text for (_, text), said in answers.items() if said == "not run yet"}
+    assert open_ones == {
+        "16 asynchronous workers", "at spaces", "at commas and full stops", "at the opening brackets of XML tags",
+        "at ID numbers", "word boundaries told by rho", "sentence boundaries told by rho",
+    }  # fmt: skip
+
+
+@of("parity")
+def test_error_without_act(table: Table) -> None:
+    table.errors({None: [0.36, 0.40, 0.38]})
+    error = statistics.stdev([0.36, 0.40, 0.38]) / math.sqrt(3)
+    found(shared.error_without(0.4, 0.1)(table.load()), True, f"38.0 % ± {100 * error:.1f} %")
+    found(shared.error_without(0.2, 0.2)(table.load()), False)
+    assert shared.solved(0.03, 0.05)(table.load()) is None
+
+
+@of("parity")
+def test_solved_for_which_tau(table: Table) -> None:
+    table.errors({0.001: [0.02, 0.04], 0.002: [0.2, 0.0], 0.01: [0.01, 0.01], 0.03: [0.04, 0.05], 0.1: [0.3, 0.4]})
+    finding = shared.solved(0.03, 0.05)(table.load())
+    found(
+        finding, False, "below 5 % for tau 0.001, 0.01 to 0.03 (3 of the 4", "best 1.0 % (tau 0.01)", "4.5 % ± 0.5 % at"
+    )
+    assert finding is not None and len(finding.rows) == 8
+    found(shared.solved(0.001, 0.05)(table.load()), True, "(1 of the 1 that")
+    found(shared.solved(math.inf, 0.001)(table.load()), False, "below 0.1 % for no tau (0 of the 5")
+
+
+@of("parity")
+def test_sooner_and_more_accurate(table: Table) -> None:
+    for seed in (0, 1):
+        for tau, updates, error in ((0.001, 300, 0.01), (0.01, 200, 0.02), (0.1, 400, 0.03), (1.0, None, 0.4)):
+            steps = [(100, 0.5), (updates or 800, 0.09 if updates else 0.3), (900, error)]
+            table.add(tau, seed, error=error, curve=curve(*steps))
+    e = table.load()
+    assert [reached(e, g.rows[0], 0.1) for g in e.act] == [300, 200, 400, math.inf]
+    # Ranks of tau 0 1 2 3, of the updates 1 0 2 3: 1 - 6 * 2 / (4 * 15).
+    found(shared.sooner(0.1, 1)(e), True, "less than 10 % error 0.80;", "median 300 (tau 0.001)", "never (tau 1)")
+    found(shared.sooner(0.1, -1)(e), False)
+    found(shared.sooner(0.001, 1)(e), False, "none of 8 networks gets below 0.1 % error")
+    found(shared.more_accurate_with_lower_tau(e), True, "with the error 1.00;")
+
+
+def test_rank_correlation() -> None:
+    assert rank_correlation([1, 2, 3, 4], [10, 10, 20, math.inf]) == pytest.approx(4.5 / math.sqrt(5 * 4.5))
+    assert rank_correlation([1, 2, 3], [5, 5, 5]) is None
+
+
+@of("parity")
+def test_ponder_against_bits(table: Table) -> None:
+    table.add(None, 0, error=0.4)
+    for seed in (0, 1):
+        for tau, rate in ((0.001, 0.3), (0.003, 0.2), (0.01, 0.1)):
+            line = {k: 1 + (rate + 0.02 * seed) * k for k in range(1, 65)}
+            table.add(tau, seed, error=0.03, points=points(line))
+        table.add(0.1, seed, error=0.38, points=points(dict.fromkeys(range(1, 65), 1.0)))
+    e = table.load()
+    found(parity.grows_with_difficulty(e), True, "0.2100 ±", "rising in 6 of 6 networks", "linear correlation 1.00")
+    found(
+        shared.slope_against_tau(e),
+        True,
+        "with the slope -1.00",
+        "0.310 ± 0.010 (tau 0.001)",
+        "0.110 ± 0.010 (tau 0.01)",
+    )
+    found(parity.jumps_after_half(e), False, "0 of 2 networks (tau up to 0.001)")
+
+
+@of("parity")
+def test_no_network_that_solves_it(table: Table) -> None:
+    table.add(None, 0, error=0.4)
+    table.add(0.1, 0, error=0.38, points=points({1: 1.0, 64: 1.0}))
+    for check_it in (parity.grows_with_difficulty, shared.slope_against_tau):
+        found(check_it(table.load()), False, "no tau has half the error")
+
+
+@of("parity")
+def test_a_jump_after_32_bits(table: Table) -> None:
+    flat = dict.fromkeys(range(1, 65), 2.0)
+    jumping = {k: 2.0 + (0.5 * (k - 32) if k > 32 else 0) for k in range(1, 65)}
+    for seed, line in enumerate((flat, jumping, flat)):
+        table.add(0.001, seed, points=points(line))
+    rise = statistics.mean(0.5 * (k - 32) for k in range(33, 65))
+    mean, error = rise / 3, rise / 3  # of 0, rise and 0
+    found(parity.jumps_after_half(table.load()), True, "1 of 3 networks", f"rises by {mean:.2f} ± {error:.2f}")
+
+
+@of("parity")
+def test_hard_without_act(table: Table) -> None:
+    errors = {k: 0.0 if k < 17 else 0.3 if k < 49 else 0.5 for k in range(1, 65)}
+    table.add(None, 0, points=points(dict.fromkeys(range(1, 65), 1.0), errors))
+    table.add(0.01, 0, error=0.01, points=points(dict.fromkeys(range(1, 65), 2.0), {k: k / 500 for k in range(1, 65)}))
+    table.add(0.01, 1, error=0.01, points=points(dict.fromkeys(range(1, 65), 2.0), {k: k / 500 for k in range(1, 65)}))
+    table.add(1.0, 0, error=0.3, points=points(dict.fromkeys(range(1, 65), 1.0), errors))
+    e = table.load()
+    found(
+        parity.hard_without(e),
+        True,
+        "without ACT: error 0.0 % (1-16 bits), 50.0 % (49-64), N changes by 0.00; tau from 1 on",
+    )
+    found(parity.best_still_rises(e), True, "1.7 % (1-16 bits), 11.3 % (49-64 bits) at tau 0.01")
+
+
+@of("parity")
+def test_what_is_said_of_every_task(table: Table) -> None:
+    flags = {"command": "pondertime sweep parity --max-steps 100"}
+    for seed, (few, many) in enumerate(((1.0, 9.0), (1.0, 11.0), (1.0, 40.0))):
+        table.add(0.001, seed, steps=many, error=0.02, **flags)
+        table.add(1.0, seed, steps=few, error=0.39 + 0.01 * seed, **flags)
+        table.add(None, seed, error=0.40)
+    e = table.load()
+    found(shared.far_below_limit(e), False, "at most 40.00 (tau 0.001, seed 2); M is 100")
+    found(
+        shared.depends_on_tau(e),
+        True,
+        "N from 1.00 (tau 1) to 20.00 ± 10.02 (tau 0.001)",
+        "error from 2.0 % (tau 0.001)",
+    )
+    found(shared.plain_at_high_tau(e), True, "tau 1: N 1.00, 40.0 % ± 0.6 %; without ACT 40.0 %")
+    deviation = statistics.stdev([9, 11, 40])
+    found(shared.spread_of_ponder(e), True, f"of {deviation:.2f} (tau up to 0.001", "0.00 (tau from 1 on)")
+    table.add(0.001, 0, steps=9.0, error=0.02, **flags)
+    table.add(0.001, 2, steps=24.0, error=0.02, **flags)
+    found(shared.far_below_limit(table.load()), True)
+
+
+@of("parity")
+def test_asynchronous_workers(table: Table) -> None:
+    table.errors({0.01: [0.04, 0.06], None: [0.4, 0.4]})
+    assert shared.same_with_workers(table.load()) is None
+    table.add(0.01, 0, preset="paper", workers=16, error=0.08)
+    found(
+        shared.same_with_workers(table.load()),
+        True,
+        "tau 0.01: 8.0 % with 16 workers (1 networks",
+        "5.0 % ± 1.0 % with one",
+    )
+    table.add(None, 0, preset="paper", workers=16, error=0.5)
+    found(shared.same_with_workers(table.load()), False)
+
+
+def test_the_setting_of_a_row() -> None:
+    row = make_row("parity", 0.01, 0, workers=1, command="pondertime sweep parity --learning_rate=1e-3 --max-steps 100")
+    assert setting(row) == (1e-3, 100)
+    assert setting(make_row("parity", 0.01, 0, command="-c")) == (4e-3, 3)
+    assert setting(make_row("addition", 0.01, 0, preset="paper")) == (1e-4, 20)
+    assert read_flags("a --b 'c d' --e=f --g") == {"b": "c d", "e": "f", "g": ""}
+    assert read_flags("it's --b c") == {"b": "c"}
+    both = [row, make_row("parity", 0.02, 0, workers=1, updates=20_000, command="--max-steps 50")]
+    assert describe(both) == "20,000 to 160,000 updates, rate 0.001 to 0.004, M 50 to 100, preset fast"
+
+
+def test_words() -> None:
+    grid = [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert ranges([0.1, 0.2, 0.4, 0.5], grid) == "tau 0.1 to 0.2, 0.4 to 0.5" and ranges([], grid) == "no tau"
+    assert spread_out([str(i) for i in range(9)]) == ["0", "2", "4", "6", "8"]
+
+
+def test_lowest_is_a_quarter(tmp_path: Path) -> None:
+    make_results(tmp_path, "sort", taus=[0.001 * i for i in range(1, 10)], seeds=1)
+    assert [group.tau for group in lowest(load(tmp_path, "sort").act)] == [0.001, 0.002]
+
+
+def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(tmp_path / "results", "parity")
+    table.errors({None: [0.39, 0.41]}, command="pondertime sweep parity | tee", commit="abc")
+    docs = tmp_path / "docs"
+    for folder in ("images", "tasks"):
+        (docs / folder).mkdir(parents=True)
+    (docs / "images" / "parity_bar.png").touch()
+    page = docs / "tasks" / "parity.md"
+    page.write_text("# Parity\n\n## Results beside the paper's\n\n| old |\n\n## Log\n\n- kept\n")
+    (docs / "tasks" / "sort.md").write_text("# Sort\n")
+    args = ["--results", str(table.folder), "--out", str(docs / "results.md")]
+    main(args)
+    text = (docs / "results.md").read_text()
+    setting_of = "160,000 updates, rate 0.004, M 3, preset fast"
+    line = f"| almost 40 % | 40.0 % ± 1.0 % | 2 | {setting_of} | [parity_bar](images/parity_bar.png) | A |"
+    assert line in text and "- A: `pondertime sweep parity | tee`, commit abc\n" in text
+    assert "![parity_bar](images/parity_bar.png)" in text and "| [parity](#parity) | 14 | 1 | 0 | 0 | 13 |" in text
+    assert "/tmp" not in text and str(tmp_path) not in text
+    filled = page.read_text()
+    assert "| old |" not in filled and filled.startswith("# Parity\n") and filled.endswith("\n## Log\n\n- kept\n")
+    assert "| mean error without ACT | almost 40 % | 40.0 % ± 1.0 % |" in filled
+    assert (docs / "tasks" / "sort.md").read_text() == "# Sort\n"
+    main(args)
+    assert (docs / "results.md").read_text() == text and page.read_text() == filled, "the same results, the same page"
+    (table.folder / "parity.csv").write_text("mine")
+    for wrong, words in (
+        (args, "parity.csv, line 1"),
+        ([*args, "--preset", "slow"], "--preset: expected fast or paper"),
+    ):
+        with pytest.raises(SystemExit, match=f"error: .*{words}"):
+            main(wrong)
+    assert capsys.readouterr().out.count("58 claims, 1 with results, 1 as the paper says") == 2
