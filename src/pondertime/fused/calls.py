@@ -34,7 +34,7 @@ from pondertime.fused.common import (
 )
 
 # Rows are dropped when no more than this share of a segment's still run, and its product has so many multiply-adds.
-DROP_AT = 0.75
+DROP_AT = 0.5
 WORTH_A_GATHER = 2_000_000
 # Multiply-adds of an update that are cheap; of such, updates made before anything is known of the halting, and the
 # number that room is made for a multiple of. The most updates that are guessed.
