@@ -196,15 +196,18 @@ def test_gradients_share_no_memory(kind: str, path: str) -> None:
     assert_same(grads[1], grads[0], torch.float64)
 
 
-def test_results_belong_to_the_caller(path: str) -> None:
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_results_belong_to_the_caller(outputs: int | None, path: str) -> None:
     """What a network returned may be changed in place; its gradients do not notice."""
-    net = make("lstm", outputs=None, backend=path)
+    net = make("lstm", outputs=outputs, backend=path)
     x = torch.randn(3, 4, 3, dtype=torch.float64, requires_grad=True)
     expected = torch.autograd.grad(net(x).output.sum(), x)
     result = net(x)
     loss = result.output.sum()
     result.ponder.steps.add_(1000)
     result.output.relu_()
+    for leaf in (*result.state, result.ponder.rho):
+        leaf.add_(1)
     for leaf in net(x).state:
         leaf.detach_()
     assert_same(torch.autograd.grad(loss, x), expected, torch.float64)

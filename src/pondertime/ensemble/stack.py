@@ -82,7 +82,7 @@ class Ensemble(nn.Module):
             weights.get("output.bias"),
         )
         lengths = None if lengths is None else lengths.long().contiguous()
-        return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, stacked=True)
+        return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, stacked=True, fresh=True)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Ponder]:
         """Inputs ``[T, E, B, I]`` (or int ``[T, E, B]``), lengths ``[E, B]``; outputs ``[T, E, B, O]``."""

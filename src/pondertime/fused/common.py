@@ -41,6 +41,7 @@ class Rules(NamedTuple):
     lengths: Tensor | None  # [E, B] int64, contiguous: read by their address; None: all of length T
     stacked: bool = False  # whether results have an axis E
     half: bool = False  # whether products are made in bfloat16
+    fresh: bool = False  # whether the first state is zeros that nobody gave
 
     def front(self, E: int) -> tuple[int, ...]:
         """The axis before the others of a result."""
@@ -150,96 +151,9 @@ def flat_places(x: Tensor, features: int, *, stacked: bool) -> Tensor:
     return x.long() + features * torch.arange(len(x), device=x.device).view(-1, 1, 1)
 
 
-def project(i: Inputs, kind: CellKind) -> tuple[Tensor, Tensor | None]:
-    """W_x x_t + b for all t, ``[E, T, B, X]``, and the bias that stays inside a GRU, ``[E, H]``."""
-    weight, H = i.weight_ih[:, :, :-1], i.weight_hh.shape[2]
-    E, T, B = i.x.shape[:3]
-    bias, bias_n = None, None
-    if i.bias_ih is not None and i.bias_hh is not None:
-        bias = i.bias_ih + i.bias_hh
-        if kind is GRU:
-            bias[:, 2 * H :] = i.bias_ih[:, 2 * H :]
-            bias_n = i.bias_hh[:, 2 * H :]
-    elif kind is GRU:
-        bias_n = weight.new_zeros(E, H)
-    if not i.x.is_floating_point():
-        xw = look_up(i)
-        return xw if bias is None else xw.add_(bias.view(E, 1, 1, -1)), bias_n
-    rows = i.x.reshape(E, T * B, -1)
-    if E == 1:
-        xw = torch.nn.functional.linear(rows[0], weight[0], None if bias is None else bias[0])
-    elif bias is None:
-        xw = torch.bmm(rows, weight.transpose(1, 2))
-    else:
-        xw = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
-    return xw.view(E, T, B, -1), bias_n
-
-
-def read_out(i: Inputs, mean: Tensor, steps: Tensor | None) -> Tensor:
-    """y_t = W_y s_t + b_y for all t, ``[E, T, B, O]``, zeros where N is 0 (None: nowhere)."""
-    assert i.weight_y is not None
-    E, T, B, H = mean.shape
-    rows, weight = mean.reshape(E, T * B, H), i.weight_y.transpose(1, 2)
-    y = torch.bmm(rows, weight) if i.bias_y is None else torch.baddbmm(i.bias_y.unsqueeze(1), rows, weight)
-    y = y.view(E, T, B, -1)
-    return y if steps is None else torch.where((steps > 0).unsqueeze(-1), y, 0)
-
-
-def by_read_out(
-    i: Inputs, d_y: Tensor, mean: Tensor, steps: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Derivatives by the mean state, W_y and b_y."""
-    if i.weight_y is None:
-        return d_y, None, None
-    E, T, B, H = mean.shape
-    rows = d_y if steps is None else torch.where((steps > 0).unsqueeze(-1), d_y, 0)
-    rows = rows.reshape(E, T * B, -1)
-    d_weight = torch.bmm(rows.transpose(1, 2), mean.reshape(E, T * B, H))
-    return torch.bmm(rows, i.weight_y).view(mean.shape), d_weight, None if i.bias_y is None else rows.sum(1)
-
-
 def padded(size: int) -> int:
     """The power of two that a side of a tile of a GPU's product is rounded up to."""
     return max(16, 1 << (size - 1).bit_length())
-
-
-class Sums(NamedTuple):
-    """What the loop of a backward pass leaves to be spread over the inputs."""
-
-    xw: Tensor  # [E, T, B, X]
-    flag: Tensor  # [E, X]
-    weight_hh: Tensor
-    bias_n: Tensor | None
-    halt: Tensor
-    halt_bias: Tensor
-    h: Tensor
-    c: Tensor | None
-
-
-def by_inputs(i: Inputs, d: Sums, *, x: bool) -> Inputs:
-    """Derivatives by every input but the read-out's; by x only where it is asked for."""
-    E, T, B, X = d.xw.shape
-    rows, H = d.xw.view(E, T * B, X), i.weight_hh.shape[2]
-    d_weight = torch.empty_like(i.weight_ih)
-    d_weight[:, :, -1] = d.flag
-    d_x = None
-    if i.x.is_floating_point():
-        inputs = i.x.reshape(E, T * B, -1)
-        if E == 1:
-            torch.mm(rows[0].t(), inputs[0], out=d_weight[0, :, :-1])
-        else:
-            d_weight[:, :, :-1] = torch.bmm(rows.transpose(1, 2), inputs)
-        if x:
-            d_x = torch.bmm(rows, i.weight_ih[:, :, :-1]).view(i.x.shape)
-    else:
-        by_look_up(i, d.xw, d_weight)
-    d_ih = None if i.bias_ih is None else rows.sum(1)
-    d_hh = None
-    if d_ih is not None:
-        # A tensor of its own: whoever scales or adds to one gradient in place must not reach the other.
-        d_hh = d_ih.clone() if d.bias_n is None else torch.cat([d_ih[:, : 2 * H], d.bias_n], 1)
-    made: Any = (d_x, d_weight, d.weight_hh, d_ih, d_hh, d.halt, d.halt_bias, d.h, d.c)
-    return Inputs(*made)
 
 
 class NotANumber(RuntimeError):

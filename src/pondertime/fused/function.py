@@ -28,7 +28,7 @@ def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: boo
         return triton_run.make(inputs, rules, keep=keep, seen=seen)
     lib = native.library()
     if plain or isinstance(lib, str):
-        return calls.Run(inputs, rules, keep=keep, seen=seen)
+        return calls.make(inputs, rules, keep=keep, seen=seen)
     T, B = inputs.x.shape[inputs.h.dim() - 2], inputs.h.shape[-2]
     shape = (T, *inputs.h.shape, rules.kind.slots)
     run = native.Run(lib, inputs, rules, rows=_rows.get(shape, 2 * T * B), keep=keep, seen=seen)
@@ -120,7 +120,8 @@ def prepare(net: Network, x: Tensor, state: Any, lengths: Tensor | None) -> tupl
         x = torch.where(present.unsqueeze(-1) if x.is_floating_point() else present, x, torch.zeros_like(x))
         lengths = lengths.unsqueeze(0).long().contiguous()
     biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
-    if state is None:
+    fresh = state is None
+    if fresh:
         state = first_state(weight, x.shape[1], cell.hidden_size)
         state = (state, state) if kind.leaves == 2 else state
     h, c = state if kind.leaves == 2 else (state, None)
@@ -133,7 +134,7 @@ def prepare(net: Network, x: Tensor, state: Any, lengths: Tensor | None) -> tupl
     if weight_y is not None and (weight_y.dtype != h.dtype or len(weight_y) == 0):
         weight_y = bias_y = None
     inputs = Inputs(x, cell.weight_ih, weight, *biases, halt.weight, halt.bias, h, c, weight_y, bias_y)
-    return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, half=half)
+    return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, half=half, fresh=fresh)
 
 
 def fused(

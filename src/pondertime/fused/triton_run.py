@@ -63,7 +63,7 @@ class Plan:
 
 def plan_of(inputs: Inputs, rules: Rules, keep: bool) -> Plan:
     """The plan of a call."""
-    kind, epsilon, max_steps, force_steps, lengths, stacked, half = rules
+    kind, epsilon, max_steps, force_steps, lengths, stacked, half, _ = rules
     x, h, weight_y = inputs.x, inputs.h, inputs.weight_y
     key = (
         keep, h.device, h.shape, x.shape, x.dtype, inputs.weight_ih.shape, inputs.bias_ih is None,
