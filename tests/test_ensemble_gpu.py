@@ -146,21 +146,24 @@ def test_says_what_it_cannot_train() -> None:
     assert why_not_gpu_group([small, large], make_task(large)) == "the networks differ in hidden_size"
 
 
-@pytest.mark.parametrize("task", ["parity", "logic"])
-def test_a_recorded_chunk_is_what_the_task_draws(task: str) -> None:
-    from pondertime.ensemble.ring import Ring
+class TestRing:
+    pytestmark = on_gpu
 
-    configs = [make_config(task, seed=s) for s in (3, 4)]
-    rings = [
-        Ring(configs, make_task(configs[0]), "cuda", signed=task == "parity", per_chunk=4)
-        for _ in ("recorded", "drawn")
-    ]
-    rings[1].stream = None
-    for ring in rings:
-        for e, number in ((0, 0), (1, 0), (0, 5)):
-            ring.draw(e, number)
-        ring.settle()
-    for name in ("words", "target", "lengths"):
-        recorded, drawn = (getattr(ring, name) for ring in rings)
-        assert torch.equal(recorded, drawn)
-    assert not torch.equal(rings[0].words[0, 0], rings[0].words[1, 0])
+    @pytest.mark.parametrize("task", ["parity", "logic"])
+    def test_a_recorded_chunk_is_what_the_task_draws(self, task: str) -> None:
+        from pondertime.ensemble.ring import Ring
+
+        configs = [make_config(task, seed=s) for s in (3, 4)]
+        rings = [
+            Ring(configs, make_task(configs[0]), "cuda", signed=task == "parity", per_chunk=4)
+            for _ in ("recorded", "drawn")
+        ]
+        rings[1].stream = None
+        for ring in rings:
+            for e, number in ((0, 0), (1, 0), (0, 5)):
+                ring.draw(e, number)
+            ring.settle()
+        for name in ("words", "target", "lengths"):
+            recorded, drawn = (getattr(ring, name) for ring in rings)
+            assert torch.equal(recorded, drawn)
+        assert not torch.equal(rings[0].words[0, 0], rings[0].words[1, 0])
