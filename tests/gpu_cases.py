@@ -38,13 +38,13 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def serve_by(monkeypatch: pytest.MonkeyPatch, way: str, blocks: tuple[int, ...] | None = None) -> None:
     """Let Triton serve the fused path on any device: by the "loop" with these blocks, by "ticks", or as it chooses."""
-    from pondertime.fused import triton_loop_run, triton_run
+    from pondertime.fused import triton_loop_run, triton_plan, triton_run
 
     def run(inputs: Any, rules: Any, *, plain: bool, keep: bool, seen: bool = False) -> Any:
         return triton_run.make(inputs, rules, keep=keep, seen=seen)
 
     monkeypatch.setattr(function, "make_run", run)
-    monkeypatch.setattr(triton_run, "_plans", {})
+    monkeypatch.setattr(triton_plan, "_plans", {})
     if way == "ticks" or blocks is not None:
         cut = None if way == "ticks" or blocks is None else triton_loop_run.Blocks(*blocks)
         monkeypatch.setattr(triton_loop_run, "blocks_for", lambda *sizes: cut)

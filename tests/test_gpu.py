@@ -86,10 +86,10 @@ def test_what_the_kernels_project_and_read_out(kind: str, inputs: int, outputs: 
 
 
 def test_the_tape_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pondertime.fused import triton_run
+    from pondertime.fused import triton_plan, triton_run
 
     monkeypatch.setattr(triton_run, "SMALL_TAPE", 0)
-    monkeypatch.setattr(triton_run, "_plans", {})
+    monkeypatch.setattr(triton_plan, "_plans", {})
     for way in ("loop", "ticks"):
         serve_by(monkeypatch, way)
         assert compare("lstm", (2, 5, 3, 8), "cuda", halt_bias=-6, max_steps=40).max() == 40

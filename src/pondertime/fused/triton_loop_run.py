@@ -10,7 +10,8 @@ from torch import Tensor
 from pondertime.fused.common import GRU, Inputs, Outputs, Rules, Update, padded
 from pondertime.fused.triton_backward import backward_kernel
 from pondertime.fused.triton_forward import forward_kernel
-from pondertime.fused.triton_run import EXTRAS, Plan, Run, contiguous
+from pondertime.fused.triton_plan import Plan
+from pondertime.fused.triton_run import EXTRAS, Run, contiguous
 from pondertime.fused.triton_tape import FLOAT32, HALF, TF32
 
 # Bytes of a program's shared memory that are not for weights and states.

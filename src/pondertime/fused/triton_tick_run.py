@@ -7,7 +7,8 @@ import triton
 from torch import Tensor
 
 from pondertime.fused.common import GRU, Inputs, Outputs, Rules, Update
-from pondertime.fused.triton_run import Plan, Run, contiguous
+from pondertime.fused.triton_plan import Plan
+from pondertime.fused.triton_run import Run, contiguous
 from pondertime.fused.triton_ticks import tick_backward, tick_forward
 
 # Ticks between two looks at who still runs, after those that were needed last time.

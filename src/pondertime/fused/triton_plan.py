@@ -1,0 +1,69 @@
+"""What calls of one shape have in common on a GPU: sizes, constants and built kernels, worked out once."""
+
+from typing import Any
+
+import torch
+
+from pondertime.fused.common import KINDS, Inputs, Rules
+from pondertime.fused.triton_tape import FLOAT32, HALF, TF32
+
+# What calls of a shape have in common.
+_plans: dict[tuple[Any, ...], "Plan"] = {}
+MOST_PLANS = 1000
+
+
+def precision_of(half: bool) -> int:
+    """How products are made: in bfloat16 under autocast, else as torch's own are, by either way to say so."""
+    if half:
+        return HALF.value
+    return TF32.value if torch.backends.cuda.matmul.fp32_precision == "tf32" else FLOAT32.value
+
+
+class Plan:
+    """What calls of one shape and the same rules have in common, worked out once."""
+
+    def __init__(self, inputs: Inputs, rules: Rules, precision: int) -> None:
+        self.B, self.H = inputs.h.shape[-2:]
+        self.front = (inputs.x.shape[0],) if rules.stacked else ()
+        self.E, self.T = (inputs.x.shape[0], inputs.x.shape[1]) if rules.stacked else (1, inputs.x.shape[0])
+        self.device, self.kind, kind = inputs.h.device, rules.kind, rules.kind
+        self.X, self.S, self.P = (k * self.H for k in (kind.x_width, kind.slots, kind.gates))
+        self.limit, self.forced = min(rules.force_steps or rules.max_steps, 2**31 - 1), rules.force_steps is not None
+        self.threshold, self.ragged = 1 - rules.epsilon, rules.lengths is not None
+        self.biased = inputs.bias_ih is not None
+        self.precision, self.half = precision, precision == HALF.value
+        self.out = 0 if inputs.weight_y is None else inputs.weight_y.shape[-2]  # size of the read-out
+        self.biased_out = inputs.bias_y is not None
+        self.floating, self.features = inputs.x.is_floating_point(), inputs.weight_ih.shape[-1] - 1
+        self.updates: int | None = None  # that the last such call needed
+        self.run: Any = None  # the class that serves it
+        self.cut: Any = None  # how a loop shares out its work
+        self.metas: dict[tuple[Any, ...], dict[str, Any]] = {}
+        # Launches of kernels by what they were built for, and the constants that come after their arguments.
+        self.built: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+    def meta(self, sizes: dict[str, Any], **options: Any) -> dict[str, Any]:
+        """What a kernel is made for, in the order of its parameters."""
+        key = tuple(options.items())
+        if key not in self.metas:
+            kind = self.kind
+            made = {"CELL": KINDS.index(kind), "GATES": kind.gates, "SLOTS": kind.slots}
+            self.metas[key] = made | options | {"FORCED": self.forced} | sizes
+        return self.metas[key]
+
+
+def plan_of(inputs: Inputs, rules: Rules, keep: bool) -> Plan:
+    """The plan of a call."""
+    kind, epsilon, max_steps, force_steps, lengths, stacked, half, _ = rules
+    x, h, weight_y = inputs.x, inputs.h, inputs.weight_y
+    key = (
+        keep, h.device, h.shape, x.shape, x.dtype, inputs.weight_ih.shape, inputs.bias_ih is None,
+        None if weight_y is None else weight_y.shape, inputs.bias_y is None, kind.name, epsilon, max_steps, force_steps,
+        lengths is None, stacked, precision_of(half),
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        plan = _plans[key] = Plan(inputs, rules, key[-1])
+    return plan
