@@ -195,10 +195,13 @@ def test_errors_of_evaluate(run: RunFolder, checkout: Path, capsys: pytest.Captu
 
 
 def test_how_far_apart() -> None:
-    recorded = {"error": 0.10, "error_se": 0.03}
-    assert apart(recorded, {"error": 0.20, "error_se": 0.04}, "error") == pytest.approx(2)
-    assert apart({"error": 0.0}, {"error": 0.0, "error_se": 0.0}, "error") == 0
-    assert apart({"error": 0.0}, {"error": 0.1}, "error") == float("inf")
+    recorded, many = {"error": 0.10, "error_se": 0.03}, {"sequences": 10**6}
+    assert apart(recorded, {"error": 0.20, "error_se": 0.04, **many}, "error") == pytest.approx(2)
+    assert apart({"error": 0.0}, {"error": 0.0, "error_se": 0.0, **many}, "error") == 0
+    assert apart({"error": 0.0}, {"error": 0.1, **many}, "error") == float("inf")
+    assert apart({"bpc": 2.0, "bpc_se": 0.3}, {"bpc": 3.0, "bpc_se": 0.4}, "bpc") == pytest.approx(2)
+    # One sequence without a mistake says little against 10 %: its spread is the root of 0.1 0.9.
+    assert apart(recorded, {"error": 0.0, "error_se": 0.0, "sequences": 1}, "error") == pytest.approx(0.1 / 0.0909**0.5)
 
 
 def test_from_an_installed_package(run: RunFolder, tmp_path: Path) -> None:

@@ -165,11 +165,20 @@ def test_asynchronous_workers(table: Table) -> None:
     found(
         shared.same_with_workers(table.load()),
         True,
-        "tau 0.01: 8.0 % with 16 workers (1 networks",
+        "tau 0.01: 8.0 % with 16 workers (networks: 1",
         "5.0 % ± 1.0 % with one",
     )
     table.add(None, 0, preset="paper", workers=16, error=0.5)
     found(shared.same_with_workers(table.load()), False)
+
+
+def test_a_few_asynchronous_networks_are_no_grid(table: Table) -> None:
+    table.add(0.01, 0, preset="paper", workers=16, error=0.08)
+    evidence = table.load()
+    assert not evidence.act and not evidence.without
+    found(shared.same_with_workers(evidence), None, "8.0 % with 16 workers (networks: 1", "with one not run yet")
+    table.add(0.1, 0, preset="paper", workers=16, error=0.08)
+    assert len(table.load().act) == 2
 
 
 def test_the_setting_of_a_row() -> None:

@@ -106,6 +106,24 @@ def test_a_grid_on_a_gpu_is_one_job(tmp_path: Path):
     assert [(j.taus, j.members, j.tau) for j in sweep.together(big, places)] == [((0.5, 0.25), 2, None), ((), 2, None)]
 
 
+def test_a_table_holds_networks_of_the_same_settings(tmp_path: Path) -> None:
+    """As far as their commands say: a checkout comes with tables."""
+    where = tmp_path / "results"
+    row = results.read_rows(Path(__file__).parents[1] / "results", "parity")[0]
+    assert row.command.startswith("pondertime sweep parity")
+    sweep.check_settings([row], "pytest", where)
+    sweep.check_settings([replace(row, command="pytest")], "pondertime sweep parity", where)
+    same = "pondertime sweep parity --beta2=0.999 --max_steps 100 --learning-rate 1e-3 --seeds 3"
+    sweep.check_settings(
+        [replace(row, command="pondertime sweep parity --learning-rate .001 --max-steps 100 --beta2 .999")], same, where
+    )
+    for other in ("", " --max-steps 100 --learning-rate 0.001 --beta2 0.999 --bits 8"):
+        with pytest.raises(
+            ConfigError, match=r"parity.csv: has networks of other settings \(`pondertime sweep.*--results DIR"
+        ):
+            sweep.check_settings([row], "pondertime sweep parity" + other, where)
+
+
 def test_the_grid_of_the_paper():
     assert len(paper_grid("parity")) == 37 and len(paper_grid("wikipedia")) == 28
     assert paper_grid("sort")[:3] == (0.0001, 0.0002, 0.0003) and paper_grid("sort")[-1] == 1.0

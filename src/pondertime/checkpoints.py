@@ -76,8 +76,8 @@ def find(where: Path | str) -> RunFolder:
         return Checkpoint(here[name])
     if name in LARGE and not (CHECKOUT / "pyproject.toml").exists():
         raise RunError(
-            f"{name}: too large to be installed with the package; it is checkpoints/{name} in pondertime's repository: "
-            f"get that folder, then `pondertime evaluate PATH/{name}`"
+            f"{name}: too large to be installed with the package; once it is trained it is checkpoints/{name} in "
+            f"pondertime's repository: get that folder, then `pondertime evaluate PATH/{name}`"
         )
     names = f"; the checkpoints are {', '.join(sorted(here))}" if here else "; there are no checkpoints here"
     raise RunError(f"{name}: no run here (there is no config.json), nor a checkpoint of that name{names}")

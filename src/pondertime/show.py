@@ -98,5 +98,9 @@ def show_recorded(recorded: dict[str, Any], measured: dict[str, Any]) -> None:
 def apart(recorded: dict[str, Any], measured: dict[str, Any], key: str) -> float:
     """How many standard errors two measurements are apart."""
     difference = abs(recorded[key] - measured[key])
-    spread = math.hypot(recorded.get(f"{key}_se", 0), measured.get(f"{key}_se", 0))
+    ours = measured.get(f"{key}_se", 0)
+    if key == "error":
+        # Few sequences may show no mistake at all, and then no spread.
+        ours = max(ours, math.sqrt(recorded[key] * (1 - recorded[key]) / measured["sequences"]))
+    spread = math.hypot(recorded.get(f"{key}_se", 0), ours)
     return difference / spread if spread else 0.0 if difference < 1e-9 else math.inf

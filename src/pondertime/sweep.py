@@ -20,7 +20,8 @@ from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, c
 from pondertime.ensemble import stacks
 from pondertime.ensemble.gpu import why_not_gpu_group
 from pondertime.evaluate import MEASURED_TOGETHER, TEXT_SEQUENCES, difficulty_curves, read_text, sample_traces
-from pondertime.runs import RunFolder, make_task, own_part
+from pondertime.results.commands import read_flags
+from pondertime.runs import RunFolder, command, make_task, own_part
 from pondertime.train import make_learner, train
 
 # Networks with more units than this fill the cores by themselves and are trained one by one.
@@ -28,6 +29,11 @@ UNITS_TOGETHER = 256
 GPU_UNITS_TOGETHER = 512
 STACKED_TOGETHER = 64  # networks of several time penalties on a GPU
 
+# What networks of one table have in common, besides the preset.
+SETTINGS = {
+    "workers", "learning-rate", "beta2", "batch-size", "hidden-size", "max-steps", "epsilon", "halt-bias", "clip",
+    "tau-warmup", "bits", "placement", "separation", "data", "length",
+}  # fmt: skip
 CURVE_POINTS = 300  # of a learning curve in the result tables
 
 Outcome = tuple[TrainConfig, results.Row | RunError]
@@ -72,8 +78,34 @@ def unfinished(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
         rows = results.read_rows(places.results, configs[0].task)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    check_settings([row for row in rows if row.preset == configs[0].preset], command(), places.results)
     done = {row.key: row.updates for row in rows}
     return [c for c in configs if done.get(key(c), 0) < c.iterations * c.workers]
+
+
+def check_settings(rows: list[results.Row], ours: str, where: Path) -> None:
+    """Raise if a table has networks of this preset that were made with other settings, as far as commands say."""
+    mine = settings(ours)
+    for row in rows:
+        theirs = settings(row.command)
+        if mine is not None and theirs is not None and mine != theirs:
+            raise ConfigError(
+                f"{where / row.task}.csv: has networks of other settings (`{row.command}`); "
+                "name another folder: --results DIR"
+            )
+
+
+def settings(command: str) -> dict[str, str | float] | None:
+    """What a command says of how networks are trained; None of one that is not ours."""
+    if not command.startswith("pondertime "):
+        return None
+    found: dict[str, str | float] = {}
+    for name, text in read_flags(command).items():
+        if name in SETTINGS:
+            with contextlib.suppress(ValueError):
+                found[name] = float(text)
+            found.setdefault(name, text)
+    return found
 
 
 def groups(places: Places) -> list[tuple[RunFolder, TrainConfig]]:

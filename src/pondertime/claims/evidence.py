@@ -60,6 +60,9 @@ def load(results_dir: Path | str, task: str, preset: str | None = None) -> Evide
         shown = groups(folder, task, preset)
     except MissingResults:
         shown = []
+    if sum(group.tau is not None for group in shown) < 2 and all(r.workers > 1 for g in shown for r in g.rows):
+        # Some networks trained by several workers are no grid.
+        shown = []
     act = [group for group in shown if group.tau is not None]
     chosen = {row.key for group in shown for row in group.rows}
     return Evidence(

@@ -1,12 +1,12 @@
 """How a stored network was trained: from its preset and the command that it was made with."""
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from pondertime.config import PRESETS
 from pondertime.results import Row
+from pondertime.results.commands import read_flags
 
 
 class Setting(NamedTuple):
@@ -25,20 +25,6 @@ def setting(row: Row) -> Setting:
         return Setting(rate, int(flags.get("max-steps", preset.max_steps)))
     except ValueError:
         return Setting(preset.learning_rate, preset.max_steps)
-
-
-def read_flags(command: str) -> dict[str, str]:
-    """The flags of a command and their values, ``--name value`` or ``--name=value``."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        words = command.split()
-    found = {}
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found[name.replace("_", "-")] = value if equals else after
-    return found
 
 
 def describe(rows: Sequence[Row]) -> str:

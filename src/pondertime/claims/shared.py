@@ -177,17 +177,18 @@ def slopes_of(e: Evidence, group: Group) -> list[float]:
 def same_with_workers(e: Evidence) -> Finding | None:
     """Networks trained by several asynchronous workers have the error of those trained by one."""
     known = {group.tau: group.rows for group in e.act} | ({None: e.without} if e.without else {})
-    parts, used, same = [], [], True
+    parts, used, same = [], [], bool(known)
     for tau in sorted({row.tau for row in e.asynchronous}, key=lambda tau: math.inf if tau is None else tau):
         theirs = [row for row in e.asynchronous if row.tau == tau]
-        if tau not in known or not theirs:
-            continue
-        a, b = error(theirs), error(known[tau])
-        same &= abs(a.mean - b.mean) <= max(2 * math.hypot(a.error, b.error), 0.05)
+        a, one = error(theirs), "with one not run yet"
+        if tau in known:
+            b = error(known[tau])
+            same &= abs(a.mean - b.mean) <= max(2 * math.hypot(a.error, b.error), 0.05)
+            one = f"{percent(b)} with one ({known[tau][0].updates:,} updates)"
         name = "without ACT" if tau is None else f"tau {tau:g}"
         parts.append(
-            f"{name}: {percent(a)} with {theirs[0].workers} workers ({len(theirs)} networks, {theirs[0].updates:,} "
-            f"updates), {percent(b)} with one"
+            f"{name}: {percent(a)} with {theirs[0].workers} workers (networks: {len(theirs)}, "
+            f"{theirs[0].updates:,} updates), {one}"
         )
         used += theirs
-    return Finding(same, "; ".join(parts), used) if parts else None
+    return Finding(same if known else None, "; ".join(parts), used) if parts else None
