@@ -172,6 +172,7 @@ def test_asynchronous_workers(table: Table) -> None:
     found(shared.same_with_workers(table.load()), False)
 
 
+@of("parity")
 def test_a_few_asynchronous_networks_are_no_grid(table: Table) -> None:
     table.add(0.01, 0, preset="paper", workers=16, error=0.08)
     evidence = table.load()
