@@ -163,6 +163,7 @@ def fail(x: Tensor) -> Tensor:
     ("cell", "error", "message"),
     [
         (fail, TypeError, r"cell: expected a torch.nn.Module, got function"),
+        (nn.LSTM(3, 4), TypeError, r"cell: expected a cell such as nn.LSTMCell, got nn.LSTM; see ACT.from_rnn"),
         (
             nn.Linear(3, 3),
             TypeError,

@@ -100,6 +100,9 @@ class ACT(nn.Module):
         super().__init__()
         if not isinstance(cell, nn.Module):
             raise TypeError(f"cell: expected a torch.nn.Module, got {type(cell).__name__}")
+        if isinstance(cell, nn.RNNBase):
+            name = type(cell).__name__
+            raise TypeError(f"cell: expected a cell such as nn.{name}Cell, got nn.{name}; see ACT.from_rnn")
         if output_size is not None and output_size < 1:
             raise ValueError(f"output_size: expected a positive number or None, got {output_size}")
         check_backend(backend, compact)

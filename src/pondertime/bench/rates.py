@@ -149,6 +149,8 @@ def measure(task: str, *, seeds: int = 20, updates: int = 10_000, networks: int 
 
 
 if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        raise SystemExit("error: it measures a GPU, and there is no CUDA device here")
     for name, each in (("parity", 10_000), ("logic", 1_000)):
         for key, value in measure(name, updates=each).items():
             print(name, key, value, flush=True)
