@@ -100,7 +100,7 @@ class ACT(nn.Module):
         super().__init__()
         if not isinstance(cell, nn.Module):
             raise TypeError(f"cell: expected a torch.nn.Module, got {type(cell).__name__}")
-        if isinstance(cell, nn.RNNBase):
+        if isinstance(cell, nn.RNNBase) and (spec is None or spec.step is None):
             name = type(cell).__name__
             raise TypeError(f"cell: expected a cell such as nn.{name}Cell, got nn.{name}; see ACT.from_rnn")
         if output_size is not None and output_size < 1:
