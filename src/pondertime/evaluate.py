@@ -151,7 +151,8 @@ def traces(network: ACT, task: Task, batch: Batch) -> list[dict[str, Any]]:
     """
     network.eval()
     output, _, ponder = network(batch.input, lengths=batch.lengths)
-    result = []
+    surprises = zip(("loss", "entropy"), surprise(output, batch), strict=True) if task.name == "wikipedia" else ()
+    per_step, result = dict(surprises), []
     for i, length in enumerate(batch.lengths.tolist()):
         inputs, targets = task.labels(batch, i)
         trace: dict[str, Any] = {
@@ -164,9 +165,8 @@ def traces(network: ACT, task: Task, batch: Batch) -> list[dict[str, Any]]:
             "loss": None,
             "entropy": None,
         }
-        if task.name == "wikipedia":
-            for name, values in zip(("loss", "entropy"), surprise(output, batch), strict=True):
-                trace[name] = [round(v, 3) for v in values[:length, i].tolist()]
+        for name, values in per_step.items():
+            trace[name] = [round(v, 3) for v in values[:length, i].tolist()]
         result.append(trace)
     return result
 
@@ -205,7 +205,12 @@ TRACED_LENGTHS = {"addition": (5, 5, 5), "sort": (10, 20, 30)}
 
 
 def sample_traces(network: ACT, task: Task, *, device: str = "cpu") -> list[dict[str, Any]]:
-    """Traces of the same few sequences for every network, as the paper's figures show them.
+    """Traces of the same few sequences for every network, as the paper's figures show them."""
+    return [trace for batch in traced_sequences(task, device) for trace in traces(network, task, batch)]
+
+
+def traced_sequences(task: Task, device: str) -> list[Batch]:
+    """The sequences that are traced, each by itself.
 
     Of wikipedia, held-out text: one stretch of prose and one with XML tags and ID numbers, where there are such.
     """
@@ -222,7 +227,7 @@ def sample_traces(network: ACT, task: Task, *, device: str = "cpu") -> list[dict
         for wanted in TRACED_LENGTHS.get(task.name, (None,) * 3):
             fits = (i for i, n in enumerate(lengths) if i not in chosen and wanted in (None, n))
             chosen += [next(fits)] if wanted in (None, *lengths) else []
-    return [trace for i in chosen for trace in traces(network, task, batch.rows(slice(i, i + 1)))]
+    return [batch.rows(slice(i, i + 1)) for i in chosen]
 
 
 def prose(text: str) -> float:

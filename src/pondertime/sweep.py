@@ -19,7 +19,14 @@ from pondertime import progress, results
 from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, check
 from pondertime.ensemble import stacks
 from pondertime.ensemble.gpu import why_not_gpu_group
-from pondertime.evaluate import MEASURED_TOGETHER, TEXT_SEQUENCES, difficulty_curves, read_text, sample_traces
+from pondertime.evaluate import (
+    MEASURED_TOGETHER,
+    TEXT_SEQUENCES,
+    difficulty_curves,
+    read_text,
+    traced_sequences,
+    traces,
+)
 from pondertime.results.commands import read_flags
 from pondertime.runs import RunFolder, command, make_task, own_part
 from pondertime.train import make_learner, train
@@ -218,12 +225,13 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
         points.update(zip(here, curves, strict=True))
     outcomes: list[Outcome] = []
     entries, metrics, made_by = [], folder.all_metrics(), folder.environment()
+    sequences = traced_sequences(task, places.device)
     for e, network in enumerate(networks):
         config, own = job.member(e), own_part(result, e)
         if own.get("failed") is not None:
             outcomes.append((config, RunError(f"the loss was not finite at iteration {own['failed']}")))
             continue
-        traced = sample_traces(network, task, device=places.device)
+        traced = [trace for batch in sequences for trace in traces(network, task, batch)]
         read = read_text(network, task, sequences=TEXT_SEQUENCES, device=places.device)
         entries.append(entry(config, made_by, metrics.get(e, []), own, points[e], traced, places, *read))
         outcomes.append((config, entries[-1].row))
