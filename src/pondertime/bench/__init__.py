@@ -170,7 +170,7 @@ def check(w: Workload, N: Tensor) -> float:
 
 
 def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Median milliseconds of each, timed in turns for about so many seconds."""
+    """Median milliseconds of each, timed in turns for about so many seconds; a GPU's work included."""
     timers = {
         name: Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
         for name, call in calls.items()
@@ -287,12 +287,12 @@ def together(seconds: float) -> list[dict[str, Any]]:
 def append(rows: list[dict[str, Any]], path: Path, device: str = "cpu") -> None:
     """Add rows to the table of all measurements, with where they come from."""
     fresh = not path.exists()
+    origin = {"commit": commit(), "machine": machine(device), "torch": torch.__version__}
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         if fresh:
             writer.writeheader()
         for row in rows:
-            origin = {"commit": commit(), "machine": machine(device), "torch": torch.__version__}
             numbers = {k: "" if row[k] is None else f"{row[k]:.4g}" for k in ("value", "ratio")}
             writer.writerow({**row, **numbers, **origin, "threads": torch.get_num_threads()})

@@ -4,17 +4,14 @@ The workloads and the networks are those of ``bench``. Both sides compute in the
 Before a speed is reported the fused path is compared with the reference in float64 on the CPU.
 """
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pondertime.bench import WORKLOADS, Workload, contestants, inputs, network, ragged, rates
+from pondertime.bench import WORKLOADS, Workload, contestants, inputs, measure, network, ragged, rates
 
-CALLS = 5
 # The largest relative difference to float64 that counts as equal.
 EQUAL = {"float32": 2e-4, "tf32": 2e-2, "bfloat16": 1e-1}
 # Row groups of the curve of ragged halting: more than a device has multiprocessors.
@@ -50,28 +47,6 @@ def check(w: Workload, N: Tensor, precision: str) -> float:
     if not worst < EQUAL[precision]:
         raise RuntimeError(f"differs from the reference by {worst:.1e}; no speed is reported")
     return worst
-
-
-def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Median milliseconds of each over runs of several calls, timed in turns, the device's work included."""
-
-    def once(call: Callable[[], Any]) -> float:
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        torch.cuda.synchronize()
-        return 1e3 * (time.perf_counter() - start) / CALLS
-
-    for call in calls.values():
-        once(call)
-    spent = sum(once(call) for call in calls.values()) * CALLS / 1e3
-    rounds = max(5, min(100, int(seconds / spent)))
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            times[name].append(once(call))
-    return {name: statistics.median(t) for name, t in times.items()}
 
 
 def run(name: str, seconds: float, say: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -105,31 +105,23 @@ def said(at: Callable[[str, str], Summary], measure: str, *kinds: str) -> str:
     return ", ".join(f"{number(at(kind, measure))} ({kind})" for kind in kinds)
 
 
-def pauses_at_spaces(e: Evidence) -> Finding | None:
-    """rho is larger at spaces than at letters."""
-    at = at_characters(e)
-    if at is None:
-        return None
-    holds = pauses(at, "space", "letter")
-    return Finding(holds, f"rho {said(at, 'rho', 'letter', 'space')}", used_for(e, e.classes))
+def longer_at(*kinds: str, than: str, also: tuple[str, ...] = ()) -> Callable[[Evidence], Finding | None]:
+    """rho is larger at these kinds of character than at another; ``also``: said beside them."""
+
+    def check(e: Evidence) -> Finding | None:
+        at = at_characters(e)
+        if at is None:
+            return None
+        holds = all(pauses(at, kind, than) for kind in kinds)
+        return Finding(holds, f"rho {said(at, 'rho', than, *kinds, *also)}", used_for(e, e.classes))
+
+    return check
 
 
-def longer_at_marks(e: Evidence) -> Finding | None:
-    """rho is larger at commas and full stops than at spaces."""
-    at = at_characters(e)
-    if at is None:
-        return None
-    holds = pauses(at, "comma", "space") and pauses(at, "full stop", "space")
-    return Finding(holds, f"rho {said(at, 'rho', 'space', 'comma', 'full stop')}", used_for(e, e.classes))
-
-
-def marks_tags(e: Evidence) -> Finding | None:
-    """rho is larger at the opening brackets of XML tags than at letters."""
-    at = at_characters(e)
-    if at is None:
-        return None
-    holds = pauses(at, "tag", "letter")
-    return Finding(holds, f"rho {said(at, 'rho', 'letter', 'tag', 'bracket')}", used_for(e, e.classes))
+pauses_at_spaces = longer_at("space", than="letter")
+longer_at_marks = longer_at("comma", "full stop", than="space")
+# The opening brackets of XML tags.
+marks_tags = longer_at("tag", than="letter", also=("bracket",))
 
 
 def not_at_numbers(e: Evidence) -> Finding | None:

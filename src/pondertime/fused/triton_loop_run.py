@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import GRU, Inputs, Outputs, Rules, Update, padded
+from pondertime.fused.common import GRU, Grads, Inputs, Outputs, Rules, Update, padded
 from pondertime.fused.triton_backward import backward_kernel
 from pondertime.fused.triton_forward import forward_kernel
 from pondertime.fused.triton_plan import Plan
@@ -168,11 +168,11 @@ class LoopRun(Run):
         self.plan.updates = longest
         return longest
 
-    def gradients(self, grads: tuple[Tensor | None, ...], *, x: bool) -> list[Tensor | None]:
+    def gradients(self, d: Grads, *, x: bool) -> list[Tensor | None]:
         """Derivatives by all inputs; by x only where it is asked for. The tape is used up."""
         i, k, E, T, B, H = self.inputs, self.blocks, self.E, self.T, self.B, self.H
         longest = self.make_room()
-        given, last = self.given(grads)
+        given, last = self.given(d)
         by_x = x or not self.inside
         d_xw = self.new(*self.plan.front, T * B, self.X) if by_x else None
         dots = self.new(E * self.capacity * self.groups * k.CG * k.BR)

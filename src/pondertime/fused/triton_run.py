@@ -97,12 +97,12 @@ class Run:
             d_weight = by_weight[..., : self.H]
             if i.bias_y is not None:
                 d_bias = d_y.float().sum(-2) if by_weight.shape[-1] == self.H else by_weight[..., self.H]
-        made: Any = [*self.gradients((d_mean, d.h, d.c, None, d.remainder), x=x), d_weight, d_bias]
+        made: Any = [*self.gradients(Grads(d_mean, d.h, d.c, d.remainder), x=x), d_weight, d_bias]
         return Inputs(*made)
 
-    def gradients(self, grads: tuple[Tensor | None, ...], *, x: bool) -> list[Tensor | None]:
+    def gradients(self, d: Grads, *, x: bool) -> list[Tensor | None]:
         """Derivatives by every input but the read-out's, from those by the mean state (or by the read-out, where the
-        kernels make it), h, c, (nothing) and R."""
+        kernels make it), h, c and R."""
         raise NotImplementedError
 
     def guess(self, rows: int) -> int:
@@ -187,10 +187,10 @@ class Run:
             return a[3] * torch.tanh(a[1] * prev_c + a[0] * a[2])
         return a[3] + a[1] * (prev[:, : self.H] - a[3]) if kind is GRU else a[0]
 
-    def given(self, grads: tuple[Tensor | None, ...]) -> tuple[tuple[Any, ...], bool]:
+    def given(self, d: Grads) -> tuple[tuple[Any, ...], bool]:
         """The caller's derivatives by mean, h, c and remainder, the strides of the last, and whether h, c have any."""
         i, shape = self.inputs, (self.E, self.T, self.B)
-        d_mean, d_h, d_c, _, d_remainder = grads
+        d_mean, d_h, d_c, d_remainder = d
         width = i.weight_y.shape[-2] if self.reads and i.weight_y is not None else self.H
         d_mean = self.new(*shape, width, zero=True) if d_mean is None else d_mean.contiguous()
         if d_remainder is None:

@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from pondertime.fused.common import GRU, Inputs, Outputs, Rules, Update
+from pondertime.fused.common import GRU, Grads, Inputs, Outputs, Rules, Update
 from pondertime.fused.triton_plan import Plan
 from pondertime.fused.triton_run import Run, contiguous
 from pondertime.fused.triton_ticks import tick_backward, tick_forward
@@ -85,15 +85,10 @@ class TickRun(Run):
             self.mean = mean
         return out
 
-    @property
-    def rows(self) -> int:
-        """Updates of the row with the most of them."""
-        return self.ticks
-
-    def gradients(self, grads: tuple[Tensor | None, ...], *, x: bool) -> list[Tensor | None]:
+    def gradients(self, d: Grads, *, x: bool) -> list[Tensor | None]:
         """Derivatives by all inputs; by x only where it is asked for. The tape is used up."""
         i, E, T, B, H = self.inputs, self.E, self.T, self.B, self.H
-        given, last = self.given(grads)
+        given, last = self.given(d)
         plan = self.plan
         d_xw = self.new(*plan.front, T * B, self.X, zero=plan.ragged)
         work, weight, halt = self.new(3 * E * B * H + E * B), i.weight_hh.contiguous(), i.halt.contiguous()
@@ -109,10 +104,10 @@ class TickRun(Run):
         )  # fmt: skip
         for tick in reversed(range(self.ticks)):
             start(tick)
-            d = short
-            if d is None:
-                d = gates[:, tick] if plan.front else gates[0, tick]
-            self.product(d, weight, made)
+            seen = short
+            if seen is None:
+                seen = gates[:, tick] if plan.front else gates[0, tick]
+            self.product(seen, weight, made)
         past = work[2 * E * B * H : 3 * E * B * H].view(made.shape)
         d_h = made + past if plan.kind is GRU else made
         return self.by_tape(rows, self.ticks * B, d_xw, d_h.to(i.h.dtype), None if i.c is None else past.clone(), x=x)
