@@ -37,16 +37,17 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def serve_by(monkeypatch: pytest.MonkeyPatch, way: str, blocks: tuple[int, ...] | None = None) -> None:
-    """Let Triton serve the fused path on any device: by the "loop" with these blocks, by "ticks", or as it chooses."""
+    """Let Triton serve the fused path on any device: by the "loop" with these blocks, by "ticks", by "recorded" ones,
+    or as it chooses."""
     from pondertime.fused import triton_loop_run, triton_plan, triton_run
 
     def run(inputs: Any, rules: Any, *, plain: bool, keep: bool, seen: bool = False) -> Any:
-        return triton_run.make(inputs, rules, keep=keep, seen=seen)
+        return triton_run.make(inputs, rules, keep=keep, seen=seen, again=way == "recorded" and keep and not seen)
 
     monkeypatch.setattr(function, "make_run", run)
     monkeypatch.setattr(triton_plan, "_plans", {})
-    if way == "ticks" or blocks is not None:
-        cut = None if way == "ticks" or blocks is None else triton_loop_run.Blocks(*blocks)
+    if way in ("ticks", "recorded") or blocks is not None:
+        cut = None if blocks is None else triton_loop_run.Blocks(*blocks)
         monkeypatch.setattr(triton_loop_run, "blocks_for", lambda *sizes: cut)
 
 
@@ -188,6 +189,9 @@ def main(kinds: list[str]) -> None:
                 compare_stacked(kind, "cpu", half=True)
             compare(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], integers=kind == "gru", max_steps=5)
             compare(kind, (2, 2, 3, 5), "cpu", force_steps=2)
+            serve_by(patch, "recorded")
+            compare(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], max_steps=5)
+            compare(kind, (2, 3, 3, 5), "cpu", integers=True, max_steps=5)
             # The interpreter's own products do not know bfloat16: the loop is compared on a GPU.
             compare_half(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], integers=kind == "gru")
 

@@ -23,11 +23,11 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch)
 
 
-@pytest.mark.parametrize("way", ["loop", "ticks"])
+@pytest.mark.parametrize("way", ["loop", "ticks", "recorded"])
 @pytest.mark.parametrize(("B", "H"), [(1, 1), (5, 3), (33, 17), (5, 100), (16, 128), (33, 130)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_reference(kind: str, B: int, H: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "ticks":
+    if way != "loop":
         serve_by(monkeypatch, way)
     lengths = None if B == 1 else [1 + 7 * b % 3 for b in range(B)]
     compare(kind, (3, B, 5, H), "cuda", lengths=lengths, integers=B == 5)
@@ -44,10 +44,10 @@ def test_force_steps_and_no_bias(kind: str) -> None:
     compare(kind if kind != "rnn_relu" else "rnn_tanh", (3, 4, 3, 20), "cuda", bias=False)
 
 
-@pytest.mark.parametrize("way", ["loop", "ticks"])
+@pytest.mark.parametrize("way", ["loop", "ticks", "recorded"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_stacked_networks(kind: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "ticks":
+    if way != "loop":
         serve_by(monkeypatch, way)
     compare_stacked(kind, "cuda")
     compare_stacked(kind, "cuda", T=1)
@@ -90,7 +90,7 @@ def test_the_tape_grows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(triton_run, "SMALL_TAPE", 0)
     monkeypatch.setattr(triton_plan, "_plans", {})
-    for way in ("loop", "ticks"):
+    for way in ("loop", "ticks", "recorded"):
         serve_by(monkeypatch, way)
         assert compare("lstm", (2, 5, 3, 8), "cuda", halt_bias=-6, max_steps=40).max() == 40
 
@@ -125,13 +125,13 @@ def test_tf32_where_torch_allows_it() -> None:
     assert 1e-6 < difference < 5e-3
 
 
-@pytest.mark.parametrize("way", ["loop", "ticks"])
+@pytest.mark.parametrize("way", ["loop", "ticks", "recorded"])
 @pytest.mark.parametrize(("B", "H", "integers"), [(5, 20, False), (33, 130, True), (16, 512, False)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_under_autocast(
     kind: str, B: int, H: int, integers: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if way == "ticks":
+    if way != "loop":
         serve_by(monkeypatch, way)
     compare_half(kind, (3, B, 5, H), "cuda", lengths=[1 + 7 * b % 3 for b in range(B)], integers=integers)
 

@@ -201,7 +201,7 @@ class Learner:
         """The same by the fused path itself: autograd differentiates the task's loss by the output and no more."""
         inputs, rules = self.prepare(batch)
         with torch.no_grad():
-            run = make_run(inputs, rules, plain=self.fused == "fused-calls", keep=True)
+            run = make_run(inputs, rules, plain=self.fused == "fused-calls", keep=True, again=True)
         # Of E networks [E, T, B, ..]; as one batch [T, E B, ..].
         one = (lambda a: a.transpose(0, 1).flatten(1, 2)) if rules.stacked else (lambda a: a)
         y = run.out.y.requires_grad_()

@@ -16,16 +16,19 @@ from pondertime.reference import Recorder, Result, read_out_after
 _rows: dict[tuple[int, ...], int] = {}
 
 
-def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: bool = False) -> Any:
-    """Run E networks forward: on a GPU with Triton, else with the C loop, or with plain calls where there is none."""
+def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: bool = False, again: bool = False) -> Any:
+    """Run E networks forward: on a GPU with Triton, else with the C loop, or with plain calls where there is none.
+
+    ``again``: many such calls follow, each with its backward pass, and no results are kept in between.
+    """
     if torch.is_autocast_enabled(inputs.h.device.type):
         # The rules say which products are made in bfloat16.
         with torch.autocast(inputs.h.device.type, enabled=False):
-            return make_run(inputs, rules, plain=plain, keep=keep, seen=seen)
+            return make_run(inputs, rules, plain=plain, keep=keep, seen=seen, again=again)
     if inputs.h.is_cuda:
         from pondertime.fused import triton_run
 
-        return triton_run.make(inputs, rules, keep=keep, seen=seen)
+        return triton_run.make(inputs, rules, keep=keep, seen=seen, again=again)
     lib = native.library()
     if plain or isinstance(lib, str):
         return calls.make(inputs, rules, keep=keep, seen=seen)

@@ -37,7 +37,9 @@ class Plan:
         self.floating, self.features = inputs.x.is_floating_point(), inputs.weight_ih.shape[-1] - 1
         self.updates: int | None = None  # that the last such call needed
         self.run: Any = None  # the class that serves it
+        self.recorded: Any = None  # and the one that serves many such calls
         self.cut: Any = None  # how a loop shares out its work
+        self.spaces: list[Any] = []  # memory and recordings that no run has
         self.metas: dict[tuple[Any, ...], dict[str, Any]] = {}
         # Launches of kernels by what they were built for, and the constants that come after their arguments.
         self.built: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}

@@ -66,7 +66,7 @@ class Run:
             # As autocast does; of stacked networks in float32.
             mean, weight, bias = mean.bfloat16(), weight.bfloat16(), None if bias is None else bias.bfloat16()
         size = weight.shape[-1]
-        y = self.new(*plan.front, self.T, self.B, size, dtype=mean.dtype)
+        y = Run.new(self, *plan.front, self.T, self.B, size, dtype=mean.dtype)
         to = y.view(*plan.front, self.T * self.B, size)
         if bias is None:
             (torch.mm if mean.dim() == 2 else torch.bmm)(mean, weight, out=to)
@@ -242,7 +242,7 @@ class Run:
     def by_input(self, d_xw: Any, flag: Tensor) -> Tensor:
         """The derivative by W_x and the flag's column."""
         i = self.inputs
-        d_weight = self.new(*i.weight_ih.shape)
+        d_weight = torch.empty_like(i.weight_ih)
         d_weight[..., -1] = flag
         if self.plan.floating:
             d_weight[..., :-1] = self.multiply(d_xw.transpose(-2, -1), self.x)
@@ -255,25 +255,27 @@ def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(a if a is None or a.is_contiguous() else a.contiguous() for a in tensors)
 
 
-def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False) -> Run:
-    """Run forward in the way that serves these sizes."""
+def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False, again: bool = False) -> Run:
+    """Run forward in the way that serves these sizes; ``again``: many such calls follow, each with its way back."""
     device = inputs.h.device
     if device.type == "cuda" and torch.cuda.current_device() != device.index:
         # Triton starts kernels on the current device.
         with torch.cuda.device(device):
-            return make(inputs, rules, keep=keep, seen=seen)
+            return make(inputs, rules, keep=keep, seen=seen, again=again)
     plan = plan_of(inputs, rules, keep or seen)
     if plan.run is None:
         choose(plan, keep=keep or seen)
-    served: Any = plan.run
+    served: Any = plan.recorded if again else plan.run
     return served(inputs, rules, plan, keep=keep or seen, seen=seen)
 
 
 def choose(plan: Plan, *, keep: bool) -> None:
     """Decide how calls of a plan are served: by the loop where its weights fit, else by ticks."""
-    from pondertime.fused import triton_loop_run, triton_tick_run
+    from pondertime.fused import triton_loop_run, triton_recorded, triton_tick_run
 
     blocks = triton_loop_run.blocks_for(plan.device, plan.E, plan.B, plan.H, plan.kind.gates, plan.precision)
-    if blocks is not None:
-        plan.cut = triton_loop_run.LoopPlan(plan, blocks, keep=keep)
-    plan.run = triton_tick_run.TickRun if blocks is None else triton_loop_run.LoopRun
+    if blocks is None:
+        plan.run, plan.recorded = triton_tick_run.TickRun, triton_recorded.RecordedRun
+        return
+    plan.cut = triton_loop_run.LoopPlan(plan, blocks, keep=keep)
+    plan.run = plan.recorded = triton_loop_run.LoopRun

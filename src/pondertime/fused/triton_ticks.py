@@ -26,9 +26,9 @@ def take(at, inside):
     return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["tick", "T", "B", "limit", "capacity"])
+@triton.jit(do_not_specialize=["T", "B", "limit", "capacity"])
 def tick_forward(
-    tick, product, xw, flag, bias, bias_n, halt, halt_bias, lengths, h_in, c_in,
+    product, xw, flag, bias, bias_n, halt, halt_bias, lengths, h_in, c_in,
     mean, h_out, c_out, steps_out, remainder, work, short, tape, counts, report,
     T, B, limit, threshold, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr,
@@ -40,20 +40,22 @@ def tick_forward(
     ``bias``: b_ih + b_hh; of a GRU's candidate b_ih alone, and ``bias_n`` is b_hh.
     ``product``: W_h s^{n-1} [E, B, P]; where SHORT, of the states in ``short``, in bfloat16. ``work``: s^{n-1},
     c^{n-1} and the mean of c so far [3, E, B, H], the halting sum [E, B]. ``counts``: input steps that a row has
-    finished, updates of the one it is at [2, E, B], then t + 1 and n of each row of the tape, n below 0 where the row
-    halts, t + 1 = 0 where it does nothing. ``report``: the ticks a row needed, 0 while it runs. ``mean``,
+    finished, updates of the one it is at, ticks made [3, E, B], then t + 1 and n of each row of the tape, n below 0
+    where the row halts, t + 1 = 0 where it does nothing. ``report``: the ticks a row needed, 0 while it runs. ``mean``,
     ``steps_out`` and ``remainder`` come in as zeros where rows differ in length.
     """
     b, e = tl.program_id(0), tl.program_id(1)
     rows = tl.num_programs(1) * B
     row = e * B + b
     t = tl.load(counts + row)
+    tick = tl.load(counts + 2 * rows + row)
+    tl.store(counts + 2 * rows + row, tick + 1)
     length = T
     if RAGGED:
         length = tl.load(lengths + row).to(tl.int32)
     slot = (tl.cast(e, tl.int64) * capacity + tick) * B + b
     tape_rows = tl.cast(rows, tl.int64) * capacity
-    info = counts + 2 * rows
+    info = counts + 3 * rows
     kept = tick < capacity
     if KEEP:
         tl.store(info + slot, tl.where(t < length, t + 1, 0), mask=kept)
@@ -118,7 +120,7 @@ def tick_forward(
         tl.store(to, m, mask=ok)
         tl.store(work + own, tl.where(going, s, m), mask=ok)
         if SHORT:
-            tl.store(short + own, tl.where(going, s, m).to(tl.bfloat16), mask=ok)
+            tl.store(short + own, tl.where(going, s, m), mask=ok)
         end = (t == length - 1) & (going == 0)
         tl.store(h_out + own, m, mask=ok & end)
         if CELL == LSTM:
@@ -152,39 +154,44 @@ def tick_forward(
         tl.store(report + row, tick + 1, mask=end)
 
 
-@triton.jit(do_not_specialize=["tick", "T", "B", "capacity", "stride_t", "stride_b"])
+@triton.jit(do_not_specialize=["T", "B", "capacity", "stride_t", "stride_b"])
 def tick_backward(
-    tick, product, halt, lengths, d_mean, d_h, d_c, d_remainder, stride_t, stride_b, d_xw, work, short, tape, counts,
+    product, halt, lengths, d_mean, d_h, d_c, d_remainder, stride_t, stride_b, d_xw, work, short, tape, counts,
     T, B, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, LAST: tl.constexpr,
     FORCED: tl.constexpr, H: tl.constexpr, X: tl.constexpr, BH: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
     """One update of a row backwards: the activations of its slot become derivatives, or zeros where there is none.
 
-    Where SHORT, ``short`` [E, B, P] gets those that the product sees, in bfloat16.
+    The ticks made go down to 0; beyond that nothing happens. Where SHORT, ``short`` [E, B, P] gets the derivatives that
+    the product sees, in its own type.
     ``product``: derivatives by s^n that came from update n + 1, or from the next input step. ``work``: G, G of c, what
     reached s^{n-1} or c^{n-1} past the product [3, E, B, H], G . s^N [E, B].
     """
     b, e = tl.program_id(0), tl.program_id(1)
     rows = tl.num_programs(1) * B
     row = e * B + b
+    tick = tl.load(counts + 2 * rows + row) - 1
+    tl.store(counts + 2 * rows + row, tick)
     j = tl.arange(0, BH)
     ok = j < H
     slot = (tl.cast(e, tl.int64) * capacity + tick) * B + b
     tape_rows = tl.cast(rows, tl.int64) * capacity
     prev, gates, prev_c, prob, weights = tape_parts(tape, tape_rows, H + EXTRA, H, CELL, SLOTS)
     width = SLOTS * H + EXTRA
-    info = counts + 2 * rows
-    t = tl.load(info + slot) - 1
+    info = counts + 3 * rows
+    t = tl.load(info + slot, mask=tick >= 0, other=0) - 1
     to = gates + slot * width + j
     d = short
     if SHORT:
         d += row.to(tl.int64) * GATES * H + j
-    if t < 0:
+    if tick < 0:
+        tl.store(counts + 2 * rows + row, -1)
+    elif t < 0:
         zero = tl.zeros([BH], tl.float32)
         if SHORT:
             for k in tl.static_range(GATES):
-                tl.store(d + k * H, zero.to(tl.bfloat16), mask=ok)
+                tl.store(d + k * H, zero, mask=ok)
         tl.store(prev + slot * (H + EXTRA) + j, zero, mask=ok)
         for k in tl.static_range(SLOTS):
             tl.store(to + k * H, zero, mask=ok)
@@ -245,12 +252,12 @@ def tick_backward(
         else:
             a0 = rnn_backward(dh, s, CELL == RNN_RELU)
         if SHORT:
-            tl.store(d, a0.to(tl.bfloat16), mask=ok)
+            tl.store(d, a0, mask=ok)
             if GATES > 1:
-                tl.store(d + H, a1.to(tl.bfloat16), mask=ok)
-                tl.store(d + 2 * H, a2.to(tl.bfloat16), mask=ok)
+                tl.store(d + H, a1, mask=ok)
+                tl.store(d + 2 * H, a2, mask=ok)
             if GATES > 3:
-                tl.store(d + 3 * H, a3.to(tl.bfloat16), mask=ok)
+                tl.store(d + 3 * H, a3, mask=ok)
         by_x = d_xw + at * X + j
         more = ok & (ends == 0)
         tl.store(to, a0, mask=ok)

@@ -1,0 +1,93 @@
+"""Ticks recorded once and played again, for networks in training: call after call of one shape.
+
+Starting a product and a kernel takes the host longer than the device takes to compute them. A recording (a CUDA graph)
+holds TICKS of both; it needs its tensors at the same addresses in every call, so they lie in a ``Space`` that one run
+at a time has for its own, from its forward pass to the end of its backward pass.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pondertime.fused.common import Grads, Inputs, Outputs, Rules
+from pondertime.fused.triton_plan import Plan
+from pondertime.fused.triton_run import Run
+from pondertime.fused.triton_tick_run import TICKS, TickRun, key
+
+
+class Space:
+    """Memory of a run, in the order in which a pass asks for it, and the recordings that use it."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.at = capacity, 0
+        self.tensors: list[Tensor] = []
+        self.passes: dict[Any, list[Tensor]] = {}
+        self.recordings: dict[Any, Any] = {}
+
+    def begin(self, kind: Any) -> None:
+        """Begin a pass; those of one kind ask for the same."""
+        self.tensors, self.at = self.passes.setdefault(kind, []), 0
+
+    def take(self, make: Callable[[], Tensor]) -> Tensor:
+        """The next tensor: that of the pass before, or a new one."""
+        if self.at == len(self.tensors):
+            self.tensors.append(make())
+        self.at += 1
+        return self.tensors[self.at - 1]
+
+
+class RecordedRun(TickRun):
+    """The ticks of a training step; its results are the caller's, its memory is the plan's."""
+
+    def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> None:
+        self.space = plan.spaces.pop() if plan.spaces else Space(0)
+        super().__init__(inputs, rules, plan, keep=keep, seen=seen)
+        out, names = self.out, ("h", "c", "steps", "remainder") + (() if plan.out else ("y",))
+        copies = {k: getattr(out, k).clone() for k in names if getattr(out, k) is not None}
+        self.out = out._replace(**copies)
+
+    def guess(self, rows: int) -> int:
+        return self.space.capacity or self.room(super().guess(rows))
+
+    def room(self, ticks: int) -> int:
+        """A little more, since a longer tape means to record anew."""
+        return min(ticks + ticks // 4 + TICKS, max(ticks, self.T * self.plan.limit))
+
+    def forward(self) -> Outputs:
+        if self.space.capacity != self.capacity:
+            self.space = Space(self.capacity)
+        self.space.begin("forward")
+        return super().forward()
+
+    def gradients(self, d: Grads, *, x: bool) -> list[Tensor | None]:
+        self.space.begin(key(d))
+        made = super().gradients(d, x=x)
+        self.plan.spaces.append(self.space)
+        return made
+
+    def new(self, *shape: int, zero: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
+        made = self.space.take(lambda: Run.new(self, *shape, dtype=dtype))
+        return made.zero_() if zero else made
+
+    def fixed(self, a: Any) -> Any:
+        return None if a is None else self.space.take(lambda: torch.empty_like(a)).copy_(a)
+
+    def report(self) -> Tensor:
+        return self.space.take(super().report).zero_()
+
+    def repeat(self, kind: Any, ticks: int, tick: Callable[[], None]) -> None:
+        """So many ticks, and as many more as fill the last recording: those do nothing."""
+        times, recording = -(-ticks // TICKS), self.space.recordings.get(kind)
+        if recording is not None:
+            for _ in range(times):
+                recording.replay()
+            return
+        # The first time by themselves, which also builds the kernels.
+        super().repeat(kind, times * TICKS, tick)
+        if self.device.type == "cuda":
+            recording = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(recording, capture_error_mode="thread_local"):
+                super().repeat(kind, TICKS, tick)
+            self.space.recordings[kind] = recording
