@@ -132,17 +132,20 @@ def compare_half(
             assert (found[name] - g).abs().max() <= 2 * TOLERANCE[torch.bfloat16] * max(1, g.abs().max()), name
 
 
-def compare_stacked(kind: str, device: str, T: int = 3, *, half: bool = False) -> None:
+def compare_stacked(
+    kind: str, device: str, T: int = 3, *, half: bool = False, biases: tuple[float, ...] | None = None
+) -> None:
     """Assert that stacked networks compute what each does alone: outputs, N and every gradient.
 
-    ``half``: with bfloat16 products; then the halting unit hardly sees the state.
+    ``half``: with bfloat16 products. Then, and with halting biases of each network, the halting unit hardly sees the
+    state.
     """
     torch.manual_seed(0)
-    networks = [make(kind, 3, 17, max_steps=6).float() for _ in range(3)]
-    for net in networks if half else []:
+    networks = [make(kind, 3, 17, max_steps=6 if biases is None else 12).float() for _ in range(3)]
+    for net, bias in zip(networks, biases or (-0.8,) * 3, strict=True) if half or biases else []:
         with torch.no_grad():
             net.halt.weight.mul_(0.02)
-            net.halt.bias.fill_(-0.8)
+            net.halt.bias.fill_(bias)
     x, lengths = torch.randn(T, 3, 5, 3), torch.tensor([[3, 1, 2, 3, 2], [1, 3, 3, 2, 1], [2, 2, 3, 1, 3]]).clamp(max=T)
     stack, precision = Ensemble(networks).to(device), torch.bfloat16 if half else torch.float32
     inputs, rules = stack.prepare(x.to(device), lengths)
@@ -161,6 +164,13 @@ def compare_stacked(kind: str, device: str, T: int = 3, *, half: bool = False) -
         for name, p in net.named_parameters():
             made: Any = stack.weights(name).grad
             assert_same(made[e].cpu(), p.grad, precision, name)
+
+
+def compare_networks_that_differ(kind: str, device: str) -> None:
+    """Stacked networks of which one needs ten times the updates of another; then they change places."""
+    for half in (False, True):
+        for biases in ((-2.5, -0.8, 3.0), (-2.5, -0.8, 3.0), (3.0, 3.0, -2.5), (-0.8, -2.5, 3.0)):
+            compare_stacked(kind, device, half=half, biases=biases)
 
 
 def weighted_parts(tree: tuple[Tensor, ...]) -> list[Tensor]:
@@ -192,6 +202,9 @@ def main(kinds: list[str]) -> None:
             serve_by(patch, "recorded")
             compare(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], max_steps=5)
             compare(kind, (2, 3, 3, 5), "cpu", integers=True, max_steps=5)
+            if kind == "lstm":
+                compare_stacked(kind, "cpu", T=1, biases=(-2.5, -0.8, 3.0))
+                compare_stacked(kind, "cpu", T=1, biases=(3.0, 3.0, -2.5))
             # The interpreter's own products do not know bfloat16: the loop is compared on a GPU.
             compare_half(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], integers=kind == "gru")
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import pondertime as pt
 from compare import assert_same
-from gpu_cases import KINDS, compare, compare_half, compare_stacked, poison, serve_by
+from gpu_cases import KINDS, compare, compare_half, compare_networks_that_differ, compare_stacked, poison, serve_by
 
 pytestmark = [
     pytest.mark.gpu,
@@ -83,6 +83,12 @@ def test_backward_inside_autocast_of_what_was_computed_outside(outputs: int) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_kernels_project_and_read_out(kind: str, inputs: int, outputs: int | None) -> None:
     compare(kind, (2, 20, inputs, 150), "cuda", outputs=outputs, lengths=[1 + b % 2 for b in range(20)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_networks_that_differ(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_by(monkeypatch, "recorded")
+    compare_networks_that_differ(kind, "cuda")
 
 
 def test_the_tape_grows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,7 @@ class LoopRun(Run):
             dots, T, B, H, self.X, self.capacity, longest, H + self.extra, **self.cut.options,
         )()  # fmt: skip
         slot = self.groups * k.BR
-        return self.by_tape(self.capacity * slot, longest * slot, d_xw, d_h, d_c, x=x)
+        return self.by_tape(self.capacity * slot, [(0, self.E, longest * slot)], d_xw, d_h, d_c, x=x)
 
     def trace(self) -> list[Update]:
         """Every update of the first network."""

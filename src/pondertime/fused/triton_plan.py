@@ -36,6 +36,7 @@ class Plan:
         self.biased_out = inputs.bias_y is not None
         self.floating, self.features = inputs.x.is_floating_point(), inputs.weight_ih.shape[-1] - 1
         self.updates: int | None = None  # that the last such call needed
+        self.ticks: list[int] | None = None  # and each of its networks
         self.run: Any = None  # the class that serves it
         self.recorded: Any = None  # and the one that serves many such calls
         self.cut: Any = None  # how a loop shares out its work

@@ -14,7 +14,7 @@ from torch import Tensor
 from pondertime.fused.common import Grads, Inputs, Outputs, Rules
 from pondertime.fused.triton_plan import Plan
 from pondertime.fused.triton_run import Run
-from pondertime.fused.triton_tick_run import TICKS, TickRun, key
+from pondertime.fused.triton_tick_run import TICKS, TickRun, block, key
 
 
 class Space:
@@ -77,17 +77,26 @@ class RecordedRun(TickRun):
     def report(self) -> Tensor:
         return self.space.take(super().report).zero_()
 
-    def repeat(self, kind: Any, ticks: int, tick: Callable[[], None]) -> None:
-        """So many ticks, and as many more as fill the last recording: those do nothing."""
-        times, recording = -(-ticks // TICKS), self.space.recordings.get(kind)
-        if recording is not None:
-            for _ in range(times):
+    def repeat(self, kind: Any, wanted: list[int], tick: Callable[[int], None]) -> None:
+        """As many ticks more as fill the last recording do nothing; networks at the end that are done are left out."""
+        size = block(self.E)
+        for made in range(0, max(wanted), TICKS):
+            last = max(e for e, some in enumerate(wanted) if some > made)
+            first = min((last // size + 1) * size, self.E)
+            recording = self.space.recordings.get((kind, first))
+            if recording is None:
+                self.space.recordings[kind, first] = self.record(lambda first=first: tick(first))
+            else:
                 recording.replay()
-            return
-        # The first time by themselves, which also builds the kernels.
-        super().repeat(kind, times * TICKS, tick)
-        if self.device.type == "cuda":
-            recording = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(recording, capture_error_mode="thread_local"):
-                super().repeat(kind, TICKS, tick)
-            self.space.recordings[kind] = recording
+
+    def record(self, tick: Callable[[], None]) -> Any:
+        """Make TICKS ticks and record as many."""
+        for _ in range(TICKS):
+            tick()  # this also builds the kernels
+        if self.device.type != "cuda":
+            return None
+        recording = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recording, capture_error_mode="thread_local"):
+            for _ in range(TICKS):
+                tick()
+        return recording

@@ -4,7 +4,7 @@
 serves the rest. Both are a ``Run``. The tensors of a call have an axis E only where the rules say stacked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,10 @@ from pondertime.fused.triton_tape import EXTRA
 # A tape of no more bytes than this has room for the largest number of updates.
 SMALL_TAPE = 2**27
 EXTRAS = EXTRA.value
+
+
+# (first network, the one after the last, rows of the tape)
+Used = Sequence[tuple[int, int, int]]
 
 
 class Run:
@@ -50,7 +54,7 @@ class Run:
         product: Any = torch.mm if a.dim() == 2 else torch.bmm
         if not self.plan.half:
             return product(a, b)
-        a, b = a.bfloat16(), b.bfloat16()
+        a, b = shortened(a), shortened(b)
         return product(a, b, out_dtype=torch.float32) if a.is_cuda else product(a, b).float()
 
     def flat(self, a: Tensor, width: int) -> Tensor:
@@ -128,7 +132,7 @@ class Run:
             if a is not None:
                 places |= a.data_ptr()
         aligned = places % 16 == 0 or tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
-        key, built = (kernel, id(meta), aligned), self.plan.built
+        key, built = (kernel, grid, id(meta), aligned), self.plan.built
 
         def start(*front: Any) -> None:
             known = built.get(key)
@@ -206,20 +210,24 @@ class Run:
         return (d_mean, d_h, d_c, d_remainder, *d_remainder.stride()[-2:]), last
 
     def by_tape(
-        self, rows: int, used: int, d_xw: Tensor | None, d_h: Tensor, d_c: Tensor | None, *, x: bool
+        self, rows: int, used: Used, d_xw: Tensor | None, d_h: Tensor, d_c: Tensor | None, *, x: bool
     ) -> list[Tensor | None]:
         """Derivatives by all inputs, from the derivatives on the tape and those by W_x x_t and by the first state.
 
         One product over the tape gives those by W_h, w, b (twice: each bias has its own), b_h and the flag's column,
-        and by W_x where x is on the tape.
+        and by W_x where x is on the tape. ``used``: from the first network of each group to the one after its last,
+        how many of the tape's rows they need.
         """
         i, plan, E, H, S = self.inputs, self.plan, self.E, self.H, self.S
-        tall, wide, width = H + self.extra, S + EXTRAS, H + 3 + self.inside
+        width, wide = H + self.extra, S + EXTRAS
         front, kind = plan.front, plan.kind
-        step = (rows * tall,)[: len(front)], (rows * wide,)[: len(front)]
-        prev = self.tape.as_strided((*front, used, width), (*step[0], tall, 1), 0)
-        gates = self.tape.as_strided((*front, S + 1, used), (*step[1], 1, wide), E * rows * tall)
-        made = self.multiply(gates, prev)
+        products = []
+        for first, end, some in used:
+            size, a, b = ((end - first,), (rows * wide,), (rows * width,)) if front else ((), (), ())
+            gates = self.tape.as_strided((*size, some, S + 1), (*a, wide, 1), rows * (E * width + first * wide))
+            prev = self.tape.as_strided((*size, some, width), (*b, width, 1), rows * first * width)
+            products.append(self.multiply(gates.transpose(-2, -1), prev))
+        made = products[0] if len(products) == 1 else torch.cat(products)
 
         def part(shape: tuple[int, ...], strides: tuple[int, ...], at: int) -> Tensor:
             return made.as_strided((*front, *shape), ((S + 1) * width,)[: len(front)] + strides, at)
@@ -235,7 +243,7 @@ class Run:
         end = S * width
         return [
             d_x, d_weight, part((plan.P, H), (width, 1), 0), bias if plan.biased else None,
-            part((plan.P,), (width,), width - 1) if plan.biased else None, part((1, H), (width, 1), end),
+            part((plan.P,), (width,), H + 2 + self.inside) if plan.biased else None, part((1, H), (width, 1), end),
             part((1,), (1,), end + H), d_h, d_c,
         ]  # fmt: skip
 
@@ -249,6 +257,20 @@ class Run:
         else:
             by_look_up(i, d_xw, d_weight)
         return d_weight
+
+
+def aligned(size: int) -> int:
+    """So many numbers that the next row of bfloat16 begins where the fast products want it."""
+    return -(-size // 8) * 8
+
+
+def shortened(a: Tensor) -> Tensor:
+    """A matrix in bfloat16, in the same order of rows and columns."""
+    if a.stride(-1) != 1 and a.stride(-2) == 1:
+        return shortened(a.transpose(-2, -1)).transpose(-2, -1)
+    *front, size = a.shape
+    made = a.new_empty(*front, aligned(size), dtype=torch.bfloat16)[..., :size]
+    return made.copy_(a)
 
 
 def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -1,6 +1,7 @@
 """The fused path on a GPU for large states: a library product and a kernel a tick, the host looks once in a while."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,11 +10,13 @@ from torch import Tensor
 
 from pondertime.fused.common import GRU, Grads, Inputs, Outputs, Rules, Update
 from pondertime.fused.triton_plan import Plan
-from pondertime.fused.triton_run import Run, contiguous
+from pondertime.fused.triton_run import Run, aligned, contiguous
 from pondertime.fused.triton_ticks import tick_backward, tick_forward
 
 # Ticks between two looks at who still runs, after those that were needed last time.
 TICKS = 8
+# Stacked networks are in so many blocks; those at the end that are done are left out of a tick.
+BLOCKS = 8
 
 
 def key(d: Grads) -> tuple[bool, ...]:
@@ -21,23 +24,45 @@ def key(d: Grads) -> tuple[bool, ...]:
     return tuple(a is not None for a in d)
 
 
+def block(networks: int) -> int:
+    """Networks that are left out together."""
+    return -(-networks // BLOCKS)
+
+
+def alike(ticks: list[int]) -> list[tuple[int, int, int]]:
+    """Networks one after the other that need about as many ticks: the first, the one after the last, how many."""
+    groups: list[tuple[int, int, int]] = []
+    size = block(len(ticks))
+    for first in range(0, len(ticks), size):
+        end, most = min(first + size, len(ticks)), max(ticks[first : first + size])
+        if groups and 5 * min(most, groups[-1][2]) >= 4 * max(most, groups[-1][2]):
+            first, _, before = groups.pop()
+            most = max(most, before)
+        groups.append((first, end, most))
+    return groups
+
+
 class TickRun(Run):
     """One product and one launch for each tick and direction."""
 
     def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> None:
         super().__init__(inputs, rules, plan, keep=keep)
-        self.sizes = {"H": self.H, "X": self.X, "BH": triton.next_power_of_2(self.H)}
+        self.sizes: dict[str, Any] = {"H": self.H, "X": self.X, "BH": triton.next_power_of_2(self.H)}
+        self.HP = self.sizes["HP"] = aligned(self.H) if plan.half else self.H  # of a row that products see
         self.launch: dict[str, Any] = {"num_warps": 4 if self.H <= 512 else 16}
         if self.keep:
             self.capacity = self.guess(self.B)
         out = self.forward()
-        if self.keep and self.ticks > self.capacity:
-            self.capacity = self.room(self.ticks)
+        if self.keep and max(self.needed) > self.capacity:
+            self.capacity = self.room(max(self.needed))
             out = self.forward()
         self.out: Any = self.read(out) if plan.out else out
-        plan.updates = self.ticks
+        plan.updates = max(self.needed)
 
-    def product(self, a: Tensor, weight: Tensor, out: Tensor) -> None:
+    def product(self, a: Tensor, weight: Tensor, out: Tensor, first: int) -> None:
+        """The product of the first networks."""
+        if first < self.E:
+            a, weight, out = a[:first], weight[:first], out[:first]
         multiply: Any = torch.bmm if a.dim() == 3 else torch.mm
         if a.dtype == out.dtype:
             multiply(a, weight, out=out)
@@ -52,10 +77,19 @@ class TickRun(Run):
         """Updates that a longer tape has room for, when so many are needed."""
         return ticks
 
-    def repeat(self, kind: Any, ticks: int, tick: Callable[[], None]) -> None:
-        """Make some ticks of one kind."""
-        for _ in range(ticks):
-            tick()
+    def repeat(self, kind: Any, wanted: list[int], tick: Callable[[int], None]) -> None:
+        """Make so many ticks for each network, or more; ``tick`` makes one for the first networks."""
+        for _ in range(max(wanted)):
+            tick(self.E)
+
+    def weights(self) -> Tensor:
+        """W_h as the products see it, [.., P, HP]."""
+        weight = self.inputs.weight_hh
+        if not self.plan.half:
+            return self.fixed(weight.contiguous())
+        made = self.new(*weight.shape[:-1], self.HP, zero=self.HP > self.H, dtype=torch.bfloat16)
+        made[..., : self.H].copy_(weight)
+        return made
 
     def forward(self) -> Outputs:
         plan, E, T, B, H, cuda = self.plan, self.E, self.T, self.B, self.H, self.device.type == "cuda"
@@ -69,40 +103,43 @@ class TickRun(Run):
                 bias[..., 2 * H :] = i.bias_ih[..., 2 * H :]
         bias_n = i.bias_hh if plan.kind is GRU else None
         users = [self.fixed(a) for a in contiguous(bias, bias_n, i.halt, i.halt_bias, self.lengths, i.h, i.c)]
-        self.counts = self.new(E * B * (3 + 2 * self.capacity), dtype=torch.int32)
+        self.counts = self.new(E * B * (4 + 2 * self.capacity), dtype=torch.int32)
         self.counts[: 3 * E * B].zero_()
         work = self.tape = self.new(3 * E * B * H + E * B)
         if self.keep:
             self.tape = self.new_tape(self.capacity * B)
-        report = self.report()
-        state, weight, short = work[: E * B * H].view(*plan.front, B, H), i.weight_hh.transpose(-1, -2), None
+        report, self.weight = self.report(), self.weights()
+        state, short = work[: E * B * H].view(*plan.front, B, H), None
         if plan.half:
             # What the products see of the states.
-            short = state = self.new(*plan.front, B, H, dtype=torch.bfloat16)
-            weight = weight.bfloat16()
-        weight = self.fixed(weight)
-        state.copy_(i.h)
+            short = state = self.new(*plan.front, B, self.HP, zero=True, dtype=torch.bfloat16)
+        state[..., :H].copy_(i.h)
         made = self.new(*plan.front, B, plan.P, dtype=torch.float32 if cuda else state.dtype)
         meta = plan.meta(self.sizes, RAGGED=plan.ragged, KEEP=self.keep, BIAS=plan.biased, SHORT=plan.half)
-        start = self.starter(
-            tick_forward, (B, E, 1), meta, (flag, *users), made, xw, flag, *users,
-            *out[:5], work, short, self.tape, self.counts, report,
-            T, B, plan.limit, plan.threshold, self.capacity, **self.launch,
-        )  # fmt: skip
+        transposed = self.weight.transpose(-1, -2)
 
-        def tick() -> None:
-            self.product(state, weight, made)
-            start()
+        @cache
+        def start(first: int) -> Callable[[], None]:
+            return self.starter(
+                tick_forward, (B, first, 1), meta, (flag, *users), made, xw, flag, *users,
+                *out[:5], work, short, self.tape, self.counts, report,
+                E, T, B, plan.limit, plan.threshold, self.capacity, **self.launch,
+            )  # fmt: skip
 
-        wanted = plan.updates or T
+        def tick(first: int) -> None:
+            self.product(state, transposed, made, first)
+            start(first)()
+
+        wanted = plan.ticks or [T] * E
         while True:
             self.repeat("forward", wanted, tick)
             if cuda:
                 torch.cuda.current_stream().synchronize()
-            if int(report.min()) > 0:
+            seen = report.view(E, B)
+            if int(seen.min()) > 0:
                 break
-            wanted = TICKS
-        self.ticks = int(report.max())
+            wanted = torch.where(seen.amin(1) > 0, 0, TICKS).tolist()
+        self.needed = plan.ticks = seen.amax(1).tolist()
         if plan.out:
             self.mean = mean
         return out
@@ -118,33 +155,39 @@ class TickRun(Run):
         plan = self.plan
         d_xw = self.new(*plan.front, T * B, self.X, zero=plan.ragged)
         work, rows = self.new(3 * E * B * H + E * B), self.capacity * B
-        weight = self.fixed(i.weight_hh.bfloat16() if plan.half else i.weight_hh.contiguous())
         halt, lengths = self.fixed(i.halt.contiguous()), self.fixed(self.lengths)
         d_mean, d_h, d_c, d_remainder = (self.fixed(a) for a in given[:4])
         given = (d_mean, d_h, d_c, d_remainder, *d_remainder.stride()[-2:])
         # What the products see of the derivatives.
-        short = self.new(*plan.front, B, plan.P, dtype=weight.dtype)
-        made = self.new(*plan.front, B, H, dtype=torch.float32 if i.h.is_cuda else weight.dtype)
-        start = self.starter(
-            tick_backward, (B, E, 1), plan.meta(self.sizes, RAGGED=plan.ragged, LAST=last, SHORT=True),
-            (halt, lengths, *given[:4]), made, halt, lengths, *given,
-            d_xw, work, short, self.tape, self.counts, T, B, self.capacity, **self.launch,
-        )  # fmt: skip
-        self.counts[2 * E * B : 3 * E * B].fill_(self.ticks)
+        short = self.new(*plan.front, B, plan.P, dtype=self.weight.dtype)
+        made = self.new(*plan.front, B, self.HP, dtype=torch.float32 if i.h.is_cuda else short.dtype)
+        meta = plan.meta(self.sizes, RAGGED=plan.ragged, LAST=last, SHORT=True)
+        groups = alike(self.needed)
+        wanted = [ticks for first, end, ticks in groups for _ in range(first, end)]
+        to_make = self.counts[3 * E * B : 4 * E * B].view(E, B)
+        to_make.copy_(torch.tensor(wanted, dtype=torch.int32).unsqueeze(1))
 
-        def tick() -> None:
-            start()
-            self.product(short, weight, made)
+        @cache
+        def start(first: int) -> Callable[[], None]:
+            return self.starter(
+                tick_backward, (B, first, 1), meta, (halt, lengths, *given[:4]), made, halt, lengths, *given,
+                d_xw, work, short, self.tape, self.counts, E, T, B, self.capacity, **self.launch,
+            )  # fmt: skip
 
-        self.repeat(key(d), self.ticks, tick)
-        past = work[2 * E * B * H : 3 * E * B * H].view(made.shape)
+        def tick(first: int) -> None:
+            start(first)()
+            self.product(short, self.weight, made, first)
+
+        self.repeat(key(d), wanted, tick)
+        past, made = work[2 * E * B * H : 3 * E * B * H].view(*plan.front, B, H), made[..., :H]
         d_h = made + past if plan.kind is GRU else made.clone()
-        return self.by_tape(rows, self.ticks * B, d_xw, d_h.to(i.h.dtype), None if i.c is None else past.clone(), x=x)
+        used = [(first, end, ticks * B) for first, end, ticks in groups]
+        return self.by_tape(rows, used, d_xw, d_h.to(i.h.dtype), None if i.c is None else past.clone(), x=x)
 
     def trace(self) -> list[Update]:
         """Every update of the first network."""
         B, C = self.B, self.capacity
-        info = self.counts[3 * self.E * B :].view(2, self.E, C, B)[:, 0, : self.ticks].cpu()
+        info = self.counts[4 * self.E * B :].view(2, self.E, C, B)[:, 0, : self.needed[0]].cpu()
         t, n = info[0].long() - 1, info[1].long().abs()
         prob, p = (a[0].view(C, B) for a in self.parts(C * B)[3:])
         visible = self.visible(C * B).reshape(C, B, self.H)

@@ -26,26 +26,27 @@ def take(at, inside):
     return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["T", "B", "limit", "capacity"])
+@triton.jit(do_not_specialize=["E", "T", "B", "limit", "capacity"])
 def tick_forward(
     product, xw, flag, bias, bias_n, halt, halt_bias, lengths, h_in, c_in,
     mean, h_out, c_out, steps_out, remainder, work, short, tape, counts, report,
-    T, B, limit, threshold, capacity,
+    E, T, B, limit, threshold, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr,
     BIAS: tl.constexpr, FORCED: tl.constexpr, H: tl.constexpr, X: tl.constexpr, BH: tl.constexpr,
-    SHORT: tl.constexpr,
+    HP: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
     """One update of a row.
 
     ``bias``: b_ih + b_hh; of a GRU's candidate b_ih alone, and ``bias_n`` is b_hh.
-    ``product``: W_h s^{n-1} [E, B, P]; where SHORT, of the states in ``short``, in bfloat16. ``work``: s^{n-1},
+    Programs take the first of E networks, as many as there are. ``product``: W_h s^{n-1} [E, B, P]; where SHORT, of the
+    states in ``short`` [E, B, HP], in bfloat16. ``work``: s^{n-1},
     c^{n-1} and the mean of c so far [3, E, B, H], the halting sum [E, B]. ``counts``: input steps that a row has
-    finished, updates of the one it is at, ticks made [3, E, B], then t + 1 and n of each row of the tape, n below 0
-    where the row halts, t + 1 = 0 where it does nothing. ``report``: the ticks a row needed, 0 while it runs. ``mean``,
-    ``steps_out`` and ``remainder`` come in as zeros where rows differ in length.
+    finished, updates of the one it is at, ticks made forward and still to make backward [4, E, B], then t + 1 and n of
+    each row of the tape, n below 0 where the row halts, t + 1 = 0 where it does nothing. ``report``: the ticks a row
+    needed, 0 while it runs. ``mean``, ``steps_out`` and ``remainder`` come in as zeros where rows differ in length.
     """
     b, e = tl.program_id(0), tl.program_id(1)
-    rows = tl.num_programs(1) * B
+    rows = E * B
     row = e * B + b
     t = tl.load(counts + row)
     tick = tl.load(counts + 2 * rows + row)
@@ -55,7 +56,7 @@ def tick_forward(
         length = tl.load(lengths + row).to(tl.int32)
     slot = (tl.cast(e, tl.int64) * capacity + tick) * B + b
     tape_rows = tl.cast(rows, tl.int64) * capacity
-    info = counts + 3 * rows
+    info = counts + 4 * rows
     kept = tick < capacity
     if KEEP:
         tl.store(info + slot, tl.where(t < length, t + 1, 0), mask=kept)
@@ -120,7 +121,7 @@ def tick_forward(
         tl.store(to, m, mask=ok)
         tl.store(work + own, tl.where(going, s, m), mask=ok)
         if SHORT:
-            tl.store(short + own, tl.where(going, s, m), mask=ok)
+            tl.store(short + row.to(tl.int64) * HP + j, tl.where(going, s, m), mask=ok)
         end = (t == length - 1) & (going == 0)
         tl.store(h_out + own, m, mask=ok & end)
         if CELL == LSTM:
@@ -154,39 +155,41 @@ def tick_forward(
         tl.store(report + row, tick + 1, mask=end)
 
 
-@triton.jit(do_not_specialize=["T", "B", "capacity", "stride_t", "stride_b"])
+@triton.jit(do_not_specialize=["E", "T", "B", "capacity", "stride_t", "stride_b"])
 def tick_backward(
     product, halt, lengths, d_mean, d_h, d_c, d_remainder, stride_t, stride_b, d_xw, work, short, tape, counts,
-    T, B, capacity,
+    E, T, B, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, LAST: tl.constexpr,
-    FORCED: tl.constexpr, H: tl.constexpr, X: tl.constexpr, BH: tl.constexpr, SHORT: tl.constexpr,
+    FORCED: tl.constexpr, H: tl.constexpr, X: tl.constexpr, BH: tl.constexpr, HP: tl.constexpr,
+    SHORT: tl.constexpr,
 ):  # fmt: skip
     """One update of a row backwards: the activations of its slot become derivatives, or zeros where there is none.
 
-    The ticks made go down to 0; beyond that nothing happens. Where SHORT, ``short`` [E, B, P] gets the derivatives that
-    the product sees, in its own type.
-    ``product``: derivatives by s^n that came from update n + 1, or from the next input step. ``work``: G, G of c, what
-    reached s^{n-1} or c^{n-1} past the product [3, E, B, H], G . s^N [E, B].
+    The ticks to make go down to 0; beyond that nothing happens. Where SHORT, ``short`` [E, B, P] gets the derivatives
+    that the product sees, in its own type. ``product`` [E, B, HP]: derivatives by s^n that came from update n + 1, or
+    from the next input step. ``work``: G, G of c, what reached s^{n-1} or c^{n-1} past the product [3, E, B, H],
+    G . s^N [E, B].
     """
     b, e = tl.program_id(0), tl.program_id(1)
-    rows = tl.num_programs(1) * B
+    rows = E * B
     row = e * B + b
-    tick = tl.load(counts + 2 * rows + row) - 1
-    tl.store(counts + 2 * rows + row, tick)
+    tick = tl.load(counts + 3 * rows + row) - 1
+    made = tl.load(counts + 2 * rows + row)
+    tl.store(counts + 3 * rows + row, tick)
     j = tl.arange(0, BH)
     ok = j < H
     slot = (tl.cast(e, tl.int64) * capacity + tick) * B + b
     tape_rows = tl.cast(rows, tl.int64) * capacity
     prev, gates, prev_c, prob, weights = tape_parts(tape, tape_rows, H + EXTRA, H, CELL, SLOTS)
     width = SLOTS * H + EXTRA
-    info = counts + 3 * rows
-    t = tl.load(info + slot, mask=tick >= 0, other=0) - 1
+    info = counts + 4 * rows
+    t = tl.load(info + slot, mask=(tick >= 0) & (tick < made), other=0) - 1
     to = gates + slot * width + j
     d = short
     if SHORT:
         d += row.to(tl.int64) * GATES * H + j
     if tick < 0:
-        tl.store(counts + 2 * rows + row, -1)
+        tl.store(counts + 3 * rows + row, 0)
     elif t < 0:
         zero = tl.zeros([BH], tl.float32)
         if SHORT:
@@ -211,7 +214,7 @@ def tick_backward(
         plane = tl.cast(rows, tl.int64) * H
         own = row.to(tl.int64) * H + j
         at = (e * T + t).to(tl.int64) * B + b
-        D = take(product + own, ok & (final == 0))
+        D = take(product + row.to(tl.int64) * HP + j, ok & (final == 0))
         past = take(work + 2 * plane + own, ok & (final == 0))
         if CELL == GRU:
             D += past
