@@ -170,7 +170,8 @@ def compare_networks_that_differ(kind: str, device: str) -> None:
     """Stacked networks of which one needs ten times the updates of another; then they change places."""
     for half in (False, True):
         for biases in ((-2.5, -0.8, 3.0), (-2.5, -0.8, 3.0), (3.0, 3.0, -2.5), (-0.8, -2.5, 3.0)):
-            compare_stacked(kind, device, half=half, biases=biases)
+            # In bfloat16 not as many updates, since their rounding adds up.
+            compare_stacked(kind, device, T=1 if half else 3, half=half, biases=biases)
 
 
 def weighted_parts(tree: tuple[Tensor, ...]) -> list[Tensor]:

@@ -35,7 +35,7 @@ def alike(ticks: list[int]) -> list[tuple[int, int, int]]:
     size = block(len(ticks))
     for first in range(0, len(ticks), size):
         end, most = min(first + size, len(ticks)), max(ticks[first : first + size])
-        if groups and 5 * min(most, groups[-1][2]) >= 4 * max(most, groups[-1][2]):
+        if groups and 2 * min(most, groups[-1][2]) >= max(most, groups[-1][2]):
             first, _, before = groups.pop()
             most = max(most, before)
         groups.append((first, end, most))
@@ -165,7 +165,8 @@ class TickRun(Run):
         groups = alike(self.needed)
         wanted = [ticks for first, end, ticks in groups for _ in range(first, end)]
         to_make = self.counts[3 * E * B : 4 * E * B].view(E, B)
-        to_make.copy_(torch.tensor(wanted, dtype=torch.int32).unsqueeze(1))
+        for first, end, ticks in groups:
+            to_make[first:end] = ticks
 
         @cache
         def start(first: int) -> Callable[[], None]:
