@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from compare import assert_same
 from pondertime.config import TrainConfig, make_config
 from pondertime.ensemble.gpu import GpuGroup, why_not_gpu_group
 from pondertime.runs import make_task
 from pondertime.tasks.logic import Logic
+from pondertime.train import make_learner
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -128,6 +130,21 @@ class TestSmall:
 
 @needs_triton
 @pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+def test_a_heavy_network_trains_as_a_stack_of_one(device: str) -> None:
+    config = make_config("addition", hidden_size=24, batch_size=5)
+    learner: Any = make_learner(config, make_task(config), device, "fused")
+    learner.half = False
+    alone, expected = learner.closed_form(learner.batches[0], 1e-3)
+    learner.half = True  # on a CPU this changes the shapes alone
+    seen, gradients = learner.closed_form(learner.batches[0], 1e-3)
+    assert seen.output.dtype == torch.float32
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    assert_same((seen.output, seen.task_loss, seen.steps), (alone.output, alone.task_loss, alone.steps), dtype)
+    for made, known in zip(gradients, expected, strict=True):
+        assert_same(made.squeeze(0).reshape(known.shape), known, dtype)
+
+
 def test_through_the_interpreter() -> None:
     """The small ones on a CPU, in a process of their own."""
     quiet = ["-W", "ignore:Conversion of an array:DeprecationWarning"]  # the interpreter's own

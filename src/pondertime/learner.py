@@ -12,9 +12,12 @@ from pondertime.act import ACT
 from pondertime.batches import SUMS, Batches, Interval, measure_every
 from pondertime.config import Diverged, TrainConfig
 from pondertime.ensemble import Ensemble
-from pondertime.fused.common import Grads, Inputs, Rules
+from pondertime.fused.common import Grads, Inputs, Rules, each
 from pondertime.fused.function import make_run, prepare
 from pondertime.tasks import Batch, Task
+
+# With more units than this a network is heavy.
+HEAVY = 512
 
 
 class Weights:
@@ -89,8 +92,9 @@ class Learner:
         self.weights.attach(network)
         self.backend = network.resolve(device)
         self.fused = self.backend if self.backend.startswith("fused") else None
-        # Several networks on a GPU: the product of an update is bound by the bytes of their weights.
-        self.half = isinstance(network, Ensemble) and torch.device(device).type == "cuda"
+        # Several networks on a GPU, or a large one: the product of an update is bound by the bytes of the weights.
+        heavy = isinstance(network, Ensemble) or config.hidden_size > HEAVY
+        self.half = heavy and self.fused is not None and torch.device(device).type == "cuda"
         if self.half:
             self.backend += ", bfloat16 products"
         self.sums = torch.zeros(self.members, len(SUMS) + config.max_steps + 1, dtype=torch.float64, device=device)
@@ -208,9 +212,9 @@ class Learner:
         task_loss = self.task.loss(one(y), batch)
         (d_y,) = torch.autograd.grad(task_loss.sum() / self.config.batch_size, y)
         with torch.no_grad():
-            each = price / self.config.batch_size
+            own = price / self.config.batch_size
             R = run.out.remainder
-            d_remainder = each.view(-1, 1, 1).expand_as(R) if isinstance(each, Tensor) else torch.full_like(R, each)
+            d_remainder = own.view(-1, 1, 1).expand_as(R) if isinstance(own, Tensor) else torch.full_like(R, own)
             d = run.backward(Grads(d_y, remainder=d_remainder), x=False)
         gradients = (d.weight_ih, d.weight_hh, d.bias_ih, d.bias_hh, d.halt, d.halt_bias, d.weight_y, d.bias_y)
         seen = Seen(one(y.detach()), task_loss.detach(), one(run.out.steps), one(run.out.remainder))
@@ -227,7 +231,12 @@ class Learner:
             return inputs, rules._replace(half=self.half)
         if lengths is not None and int(lengths.min()) == self.task.steps:
             lengths = None
-        return prepare(self.network, batch.input, None, lengths)
+        inputs, rules = prepare(self.network, batch.input, None, lengths)
+        if not self.half:
+            return inputs, rules
+        # As a stack of one: its sums and its read-out stay float32.
+        with torch.no_grad():
+            return each(lambda a: a.unsqueeze(0), inputs), rules._replace(stacked=True, half=True)
 
     def check(self, i: int, loss: Tensor, gradient: Tensor) -> None:
         """Clip each network's gradient, and give one up whose loss or gradient is not finite."""

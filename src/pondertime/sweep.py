@@ -33,8 +33,8 @@ from pondertime.train import make_learner, train
 
 # Networks with more units than this fill the cores by themselves and are trained one by one.
 UNITS_TOGETHER = 256
-GPU_UNITS_TOGETHER = 512
-STACKED_TOGETHER = 64  # networks of several time penalties on a GPU
+STACKED_TOGETHER = 64  # networks on a GPU,
+STACKED_BYTES = 2**36  # or as many as have room if they all ponder to the end
 
 # What networks of one table have in common, besides the preset.
 SETTINGS = {
@@ -162,7 +162,7 @@ def together(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
         return jobs + ([grid] if grid is not None else seeds_together(fresh, places))
     # Stacked networks halt by the same rules.
     taus = list(dict.fromkeys(c.tau for c in fresh if c.tau is not None))
-    some = max(1, STACKED_TOGETHER * len(taus) // max(1, sum(c.tau is not None for c in fresh)))
+    some = max(1, stacked_together(fresh[0]) * len(taus) // max(1, sum(c.tau is not None for c in fresh)))
     for first in range(0, len(taus), some):
         here = [c for c in fresh if c.tau in taus[first : first + some]]
         grid = whole_grid(here)
@@ -186,7 +186,7 @@ def seeds_together(configs: list[TrainConfig], places: Places) -> list[TrainConf
     for config in configs:
         alike = replace(config, seed=0)
         i = last.get(alike)
-        full = places.device != "cpu" and i is not None and jobs[i].members >= STACKED_TOGETHER
+        full = places.device != "cpu" and i is not None and jobs[i].members >= stacked_together(config)
         if i is not None and not full and jobs[i].seeds.stop == config.seed and can_join([config], places):
             jobs[i] = replace(jobs[i], members=jobs[i].members + 1)
         else:
@@ -197,9 +197,15 @@ def seeds_together(configs: list[TrainConfig], places: Places) -> list[TrainConf
 
 def can_join(configs: list[TrainConfig], places: Places) -> bool:
     """Whether networks like these are trained at once."""
-    most = UNITS_TOGETHER if places.device == "cpu" else GPU_UNITS_TOGETHER
-    fused = places.backend in ("auto", "fused", "fused-calls")
-    return fused and all(c.workers == 1 and c.hidden_size <= most for c in configs)
+    fused, on_gpu = places.backend in ("auto", "fused", "fused-calls"), places.device != "cpu"
+    return fused and all(c.workers == 1 and (on_gpu or c.hidden_size <= UNITS_TOGETHER) for c in configs)
+
+
+def stacked_together(config: TrainConfig) -> int:
+    """How many networks like this are trained at once on a GPU."""
+    updates = make_task(config).steps * (config.force_steps or config.max_steps)
+    tape = 4 * 6 * config.hidden_size * config.batch_size * updates  # of an LSTM
+    return max(1, min(STACKED_TOGETHER, STACKED_BYTES // tape))
 
 
 def estimate(job: TrainConfig, device: str, backend: str) -> float:
