@@ -19,6 +19,7 @@ from pondertime.cells import (
     initial_state,
     is_torch_cell,
     like_of,
+    parameter,
     visible_size,
 )
 from pondertime.halting import Ponder, State, check_epsilon
@@ -200,6 +201,11 @@ class ACT(nn.Module):
         h, p, visible = (seqs.per_step(a, time=1) for a in filled)
         return Trace(*self._lay_out(seqs, result), h, p, visible)
 
+    def __getattr__(self, name: str) -> Any:
+        # Its modules, without torch's look elsewhere: a call asks for some ten.
+        found = self.__dict__.get("_modules", {}).get(name)
+        return super().__getattr__(name) if found is None else found
+
     def _read(self, x: Any, state: State | None, lengths: Any) -> sequences.Sequences:
         size = getattr(self.cell, "input_size", None) if self.spec.step is None else None
         features = size - 1 if isinstance(size, int) else None
@@ -210,7 +216,7 @@ class ACT(nn.Module):
 
     def _check_type(self, name: str, a: Tensor) -> None:
         """Raise for a type that a cell of torch.nn does not take."""
-        expected = self.halt.weight.dtype
+        expected = parameter(self.halt, "weight").dtype
         if a.dtype != expected and is_torch_cell(self.cell) and not torch.is_autocast_enabled(a.device.type):
             raise ValueError(f"{name}: expected the cell's type {expected}, got {a.dtype}")
 
@@ -228,7 +234,7 @@ class ACT(nn.Module):
 
     def resolve(self, device: torch.device | str) -> str:
         """The name of the backend that serves calls on ``device``."""
-        return resolve(self, self.backend, self.compact, torch.device(device), self.halt.weight.dtype)
+        return resolve(self, self.backend, self.compact, torch.device(device), parameter(self.halt, "weight").dtype)
 
     def _lay_out(self, seqs: sequences.Sequences, result: Result) -> ACTOutput:
         rho, cost = result.rho, result.cost

@@ -89,6 +89,12 @@ def is_torch_cell(cell: nn.Module) -> bool:
     return type(cell) in WRITTEN_OUT
 
 
+def parameter(module: nn.Module, name: str) -> Any:
+    """A parameter of a module, without torch's look elsewhere: a call asks for some twenty."""
+    found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found
+
+
 def hooked(module: nn.Module) -> bool:
     """Whether somebody listens to the calls of a module, which must then be called."""
     before, after = module._forward_pre_hooks, module._forward_hooks

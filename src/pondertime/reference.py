@@ -158,7 +158,8 @@ def put(state: State, rows: Tensor, new: State) -> State:
 
 def linear_read_out(net: Network) -> bool:
     """Whether the read-out of a mean is the mean of the read-outs."""
-    return net.output is None or type(net.output) is nn.Linear
+    output = net.output
+    return output is None or type(output) is nn.Linear
 
 
 def read_out_after(net: Network, result: Result, *, padded: bool) -> Result:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.cells import Network, hooked
+from pondertime.cells import Network, hooked, parameter
 from pondertime.fused import calls, native
 from pondertime.fused.common import Grads, Inputs, Outputs, Rules, kind_of
 from pondertime.halting import State
@@ -116,13 +116,13 @@ def kept_zeros(B: int, H: int, device: torch.device, stream: int) -> Tensor:
 def prepare(net: Network, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Inputs, Rules]:
     """The tensors and the rules of a call on ``x [T, B, I]`` (or int ``[T, B]``); no state is one of zeros."""
     cell, halt, output = net.cell, net.halt, net.output
-    kind, weight = kind_of(cell), cell.weight_hh
+    kind, weight = kind_of(cell), parameter(cell, "weight_hh")
     if lengths is not None:
         lengths = lengths.to(x.device)
         present = torch.arange(len(x), device=x.device).unsqueeze(1) < lengths
         x = torch.where(present.unsqueeze(-1) if x.is_floating_point() else present, x, torch.zeros_like(x))
         lengths = lengths.unsqueeze(0).long().contiguous()
-    biases = (cell.bias_ih, cell.bias_hh) if cell.bias else (None, None)
+    biases = (parameter(cell, "bias_ih"), parameter(cell, "bias_hh")) if cell.bias else (None, None)
     fresh = state is None
     if fresh:
         state = first_state(weight, x.shape[1], cell.hidden_size)
@@ -133,10 +133,13 @@ def prepare(net: Network, x: Tensor, state: Any, lengths: Tensor | None) -> tupl
         # States, sums and the tape stay float32.
         x, h, c = (x.float() if x.is_floating_point() else x), h.float(), None if c is None else c.float()
     # A read-out that is watched, or of another type, is called; any other is one more product of the loop.
-    weight_y, bias_y = (None, None) if output is None or hooked(output) else (output.weight, output.bias)
+    weight_y = bias_y = None
+    if output is not None and not hooked(output):
+        weight_y, bias_y = parameter(output, "weight"), parameter(output, "bias")
     if weight_y is not None and (weight_y.dtype != h.dtype or len(weight_y) == 0):
         weight_y = bias_y = None
-    inputs = Inputs(x, cell.weight_ih, weight, *biases, halt.weight, halt.bias, h, c, weight_y, bias_y)
+    halting = parameter(halt, "weight"), parameter(halt, "bias")
+    inputs = Inputs(x, parameter(cell, "weight_ih"), weight, *biases, *halting, h, c, weight_y, bias_y)
     return inputs, Rules(kind, net.epsilon, net.max_steps, net.force_steps, lengths, half=half, fresh=fresh)
 
 

@@ -62,10 +62,14 @@ def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int, precisi
     return None
 
 
+def stream_of(device: torch.device) -> int:
+    """The current stream, as Triton asks for it: quicker than a Stream."""
+    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+
+
 def counters(device: torch.device) -> Tensor:
     """Zeros for the barriers of one launch at a time, which leaves them zeros."""
-    # As Triton asks for it: quicker than a Stream.
-    key = (device, torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0)
+    key = (device, stream_of(device))
     if key not in _counters:
         _counters[key] = torch.zeros(2 * MOST_GROUPS, dtype=torch.int32, device=device)
     return _counters[key]
@@ -100,6 +104,7 @@ class LoopPlan:
         shares = (1 + self.out) * 2 * self.groups * blocks.CG * blocks.BR
         self.work = plan.E * (4 * plan.B * plan.H + shares)
         self.counts = plan.E * (self.groups + plan.T * plan.B)
+        self.scratch: dict[int, Tensor] = {}  # by stream
         # The mean state is made where somebody wants it: the caller, the read-out, or its derivative.
         self.mean: tuple[int, ...] | None = None
         if plan.out == 0:
@@ -138,7 +143,7 @@ class LoopRun(Run):
         out = self.outputs(mean, zero=False)
         out = out._replace(rho=self.new(*plan.front, T, B), cost=self.new(*plan.front, B))
         self.counts = self.new(cut.counts, dtype=torch.int32)
-        work = self.tape = self.new(cut.work)
+        work = self.tape = self.scratch(cut.work)
         if self.keep:
             self.tape = self.new_tape(self.capacity * self.groups * self.blocks.BR)
         x = self.x if self.inside or cut.project else None
@@ -153,6 +158,13 @@ class LoopRun(Run):
         if plan.out and mean is not None:
             self.mean = mean[..., : H + 1]
         return out if y is None else out._replace(y=y)
+
+    def scratch(self, size: int) -> Tensor:
+        """Memory that a launch uses and no one after it: the next on its stream has the same."""
+        kept, stream = self.cut.scratch, stream_of(self.device)
+        if stream not in kept:
+            kept[stream] = self.new(size)
+        return kept[stream]
 
     @property
     def rows(self) -> int:
