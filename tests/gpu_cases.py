@@ -4,6 +4,7 @@ Run as a script under Triton's interpreter it does so on the CPU, for small netw
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -132,38 +133,67 @@ def compare_half(
             assert (found[name] - g).abs().max() <= 2 * TOLERANCE[torch.bfloat16] * max(1, g.abs().max()), name
 
 
-def compare_stacked(
-    kind: str, device: str, T: int = 3, *, half: bool = False, biases: tuple[float, ...] | None = None
-) -> None:
-    """Assert that stacked networks compute what each does alone: outputs, N and every gradient.
+class Stack:
+    """Stacked networks, each with its own input and lengths, and what they computed.
 
     ``half``: with bfloat16 products. Then, and with halting biases of each network, the halting unit hardly sees the
     state.
     """
-    torch.manual_seed(0)
-    networks = [make(kind, 3, 17, max_steps=6 if biases is None else 12).float() for _ in range(3)]
-    for net, bias in zip(networks, biases or (-0.8,) * 3, strict=True) if half or biases else []:
-        with torch.no_grad():
-            net.halt.weight.mul_(0.02)
-            net.halt.bias.fill_(bias)
-    x, lengths = torch.randn(T, 3, 5, 3), torch.tensor([[3, 1, 2, 3, 2], [1, 3, 3, 2, 1], [2, 2, 3, 1, 3]]).clamp(max=T)
-    stack, precision = Ensemble(networks).to(device), torch.bfloat16 if half else torch.float32
-    inputs, rules = stack.prepare(x.to(device), lengths)
-    out = function.fused_networks(inputs, rules._replace(half=half))
-    assert out.y.dtype == torch.float32
-    y, rho, cost = out.y.transpose(0, 1), out.rho.transpose(0, 1), out.cost
-    weighted((y.cpu(), rho.cpu(), cost.cpu())).backward()
-    parts = weighted_parts((y, rho, cost))
-    for e, net in enumerate(networks):
-        net = net.double()
-        net.backend = "reference"
-        output, _, alone = net(x[:, e].double(), None, lengths[e])
-        assert_same((y[:, e].cpu(), out.steps[e].cpu()), (output, alone.steps), precision)
-        loss = (output * parts[0][:, e]).sum() + (alone.rho * parts[1][:, e]).sum() + (alone.cost * parts[2][e]).sum()
-        loss.backward()
-        for name, p in net.named_parameters():
-            made: Any = stack.weights(name).grad
-            assert_same(made[e].cpu(), p.grad, precision, name)
+
+    def __init__(
+        self, kind: str, device: str, T: int = 3, *, sizes: tuple[int, int, int] = (3, 5, 17), max_steps: int = 6,
+        half: bool = False, biases: Sequence[float] | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
+        E, B, H = sizes
+        torch.manual_seed(seed)
+        self.networks = [make(kind, 3, H, max_steps=max_steps).float() for _ in range(E)]
+        for net, bias in zip(self.networks, biases or (-0.8,) * E, strict=True) if half or biases else []:
+            with torch.no_grad():
+                net.halt.weight.mul_(0.02)
+                net.halt.bias.fill_(bias)
+        self.x, self.lengths = torch.randn(T, E, B, 3), torch.randint(1, T + 1, (E, B))
+        self.stack, self.half = Ensemble(self.networks).to(device), half
+        inputs, rules = self.stack.prepare(self.x.to(device), self.lengths)
+        self.out = function.fused_networks(inputs, rules._replace(half=half))
+
+    def compare(self) -> None:
+        """Assert that they compute what each does alone: outputs, N and every gradient."""
+        out, precision = self.out, torch.bfloat16 if self.half else torch.float32
+        assert out.y.dtype == torch.float32
+        y, rho, cost = out.y.transpose(0, 1), out.rho.transpose(0, 1), out.cost
+        weighted((y.cpu(), rho.cpu(), cost.cpu())).backward()
+        parts = weighted_parts((y, rho, cost))
+        for e, net in enumerate(self.networks):
+            net = net.double()
+            net.backend = "reference"
+            output, _, alone = net(self.x[:, e].double(), None, self.lengths[e])
+            assert_same((y[:, e].cpu(), out.steps[e].cpu()), (output, alone.steps), precision)
+            loss = (output * parts[0][:, e]).sum() + (alone.rho * parts[1][:, e]).sum()
+            (loss + (alone.cost * parts[2][e]).sum()).backward()
+            for name, p in net.named_parameters():
+                made: Any = self.stack.weights(name).grad
+                assert_same(made[e].cpu(), p.grad, precision, name)
+
+
+def compare_stacked(kind: str, device: str, T: int = 3, **options: Any) -> None:
+    Stack(kind, device, T, **options).compare()
+
+
+def compare_two_at_once(kind: str, device: str, sizes: tuple[int, int, int], rounds: int) -> None:
+    """Stacks of one shape and nothing else in common, two alive at a time: the later one goes back first."""
+    E = sizes[0]
+    for seed in range(0, 2 * rounds, 2):
+        torch.manual_seed(seed + 100)
+        biases = torch.empty(2, E).uniform_(-1.5, 3.0).tolist()
+        first, second = (
+            Stack(kind, device, 2, sizes=sizes, max_steps=5, biases=biases[k], seed=seed + k) for k in range(2)
+        )
+        kept = [a.detach().clone() for a in first.out if a is not None]
+        second.compare()
+        first.compare()
+        Stack(kind, device, 2, sizes=sizes, max_steps=5, biases=biases[1], seed=seed + 9).compare()
+        for a, b in zip((a for a in first.out if a is not None), kept, strict=True):
+            assert torch.equal(a, b)
 
 
 def compare_networks_that_differ(kind: str, device: str) -> None:
@@ -171,7 +201,7 @@ def compare_networks_that_differ(kind: str, device: str) -> None:
     for half in (False, True):
         for biases in ((-2.5, -0.8, 3.0), (-2.5, -0.8, 3.0), (3.0, 3.0, -2.5), (-0.8, -2.5, 3.0)):
             # In bfloat16 not as many updates, since their rounding adds up.
-            compare_stacked(kind, device, T=1 if half else 3, half=half, biases=biases)
+            compare_stacked(kind, device, T=1 if half else 3, half=half, biases=biases, max_steps=12)
 
 
 def weighted_parts(tree: tuple[Tensor, ...]) -> list[Tensor]:
@@ -204,8 +234,7 @@ def main(kinds: list[str]) -> None:
             compare(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], max_steps=5)
             compare(kind, (2, 3, 3, 5), "cpu", integers=True, max_steps=5)
             if kind == "lstm":
-                compare_stacked(kind, "cpu", T=1, biases=(-2.5, -0.8, 3.0))
-                compare_stacked(kind, "cpu", T=1, biases=(3.0, 3.0, -2.5))
+                compare_two_at_once(kind, "cpu", (9, 2, 3), rounds=1)
             # The interpreter's own products do not know bfloat16: the loop is compared on a GPU.
             compare_half(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], integers=kind == "gru")
 

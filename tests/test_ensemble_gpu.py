@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import pondertime.learner as learners
 from compare import assert_same
 from pondertime.config import TrainConfig, make_config
 from pondertime.ensemble.gpu import GpuGroup, why_not_gpu_group
@@ -128,15 +129,22 @@ class TestSmall:
         assert group.iterations == [3, 0, 3] and group.diverged() == [1]
 
 
-@needs_triton
-@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
-def test_a_heavy_network_trains_as_a_stack_of_one(device: str) -> None:
+def test_a_heavy_network_trains_as_a_stack_of_one(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learners, "HEAVY", 16)
+    if device == "cuda":
+        from pondertime.fused import triton_loop_run, triton_plan
+
+        # It would fit the multiprocessors, but goes by ticks.
+        monkeypatch.setattr(triton_loop_run, "blocks_for", lambda *sizes: None)
+        monkeypatch.setattr(triton_plan, "_plans", {})
     config = make_config("addition", hidden_size=24, batch_size=5)
     learner: Any = make_learner(config, make_task(config), device, "fused")
+    assert learner.half == (device == "cuda")
     learner.half = False
     alone, expected = learner.closed_form(learner.batches[0], 1e-3)
     learner.half = True  # on a CPU this changes the shapes alone
+    learner.closed_form(learner.batches[1], 1e-2)
     seen, gradients = learner.closed_form(learner.batches[0], 1e-3)
     assert seen.output.dtype == torch.float32
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
@@ -145,6 +153,8 @@ def test_a_heavy_network_trains_as_a_stack_of_one(device: str) -> None:
         assert_same(made.squeeze(0).reshape(known.shape), known, dtype)
 
 
+@needs_triton
+@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
 def test_through_the_interpreter() -> None:
     """The small ones on a CPU, in a process of their own."""
     quiet = ["-W", "ignore:Conversion of an array:DeprecationWarning"]  # the interpreter's own

@@ -8,7 +8,16 @@ from torch import nn
 
 import pondertime as pt
 from compare import assert_same
-from gpu_cases import KINDS, compare, compare_half, compare_networks_that_differ, compare_stacked, poison, serve_by
+from gpu_cases import (
+    KINDS,
+    compare,
+    compare_half,
+    compare_networks_that_differ,
+    compare_stacked,
+    compare_two_at_once,
+    poison,
+    serve_by,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -89,6 +98,7 @@ def test_what_the_kernels_project_and_read_out(kind: str, inputs: int, outputs: 
 def test_networks_that_differ(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     serve_by(monkeypatch, "recorded")
     compare_networks_that_differ(kind, "cuda")
+    compare_two_at_once(kind, "cuda", (11, 5, 20), rounds=3)
 
 
 def test_the_tape_grows(monkeypatch: pytest.MonkeyPatch) -> None:

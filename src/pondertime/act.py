@@ -19,7 +19,6 @@ from pondertime.cells import (
     initial_state,
     is_torch_cell,
     like_of,
-    parameter,
     visible_size,
 )
 from pondertime.halting import Ponder, State, check_epsilon
@@ -216,7 +215,7 @@ class ACT(nn.Module):
 
     def _check_type(self, name: str, a: Tensor) -> None:
         """Raise for a type that a cell of torch.nn does not take."""
-        expected = parameter(self.halt, "weight").dtype
+        expected = self.halt.weight.dtype
         if a.dtype != expected and is_torch_cell(self.cell) and not torch.is_autocast_enabled(a.device.type):
             raise ValueError(f"{name}: expected the cell's type {expected}, got {a.dtype}")
 
@@ -234,7 +233,7 @@ class ACT(nn.Module):
 
     def resolve(self, device: torch.device | str) -> str:
         """The name of the backend that serves calls on ``device``."""
-        return resolve(self, self.backend, self.compact, torch.device(device), parameter(self.halt, "weight").dtype)
+        return resolve(self, self.backend, self.compact, torch.device(device), self.halt.weight.dtype)
 
     def _lay_out(self, seqs: sequences.Sequences, result: Result) -> ACTOutput:
         rho, cost = result.rho, result.cost

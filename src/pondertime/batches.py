@@ -38,7 +38,9 @@ class Batches:
 
     def __init__(self, task: Task, batch_size: int, seeds: Sequence[int], worker: int, device: str) -> None:
         self.task, self.batch_size, self.seeds, self.worker, self.device = task, batch_size, seeds, worker, device
-        self.per_chunk = max(1, min(64, 65_536 // (batch_size * task.steps)))
+        # On a GPU a call costs more than what it draws.
+        most, steps = (64, 2**16) if torch.device(device).type == "cpu" else (256, 2**20)
+        self.per_chunk = max(1, min(most, steps // (batch_size * task.steps)))
         self.chunk: tuple[int, Batch] | None = None
 
     def __getitem__(self, i: int) -> Batch:

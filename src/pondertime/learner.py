@@ -13,7 +13,7 @@ from pondertime.batches import SUMS, Batches, Interval, measure_every
 from pondertime.config import Diverged, TrainConfig
 from pondertime.ensemble import Ensemble
 from pondertime.fused.common import Grads, Inputs, Rules, each
-from pondertime.fused.function import make_run, prepare
+from pondertime.fused.function import forget_recordings, make_run, prepare
 from pondertime.tasks import Batch, Task
 
 # With more units than this a network is heavy.
@@ -81,6 +81,7 @@ class Learner:
         worker: int = 0,
         weights: Weights | None = None,
     ) -> None:
+        forget_recordings()
         self.config, self.task, self.network, self.members = config, task, network, config.size
         configs = [config.member(e) for e in range(config.size)]
         self.batches = Batches(task, config.batch_size, [c.seed for c in configs], worker, device)

@@ -33,8 +33,8 @@ from pondertime.train import make_learner, train
 
 # Networks with more units than this fill the cores by themselves and are trained one by one.
 UNITS_TOGETHER = 256
-STACKED_TOGETHER = 64  # networks on a GPU,
-STACKED_BYTES = 2**36  # or as many as have room if they all ponder to the end
+STACKED_TOGETHER = 64  # networks on a GPU, or as many as fill half of it if they all ponder to the end
+MEMORY = 2**36  # bytes of a GPU that nobody can ask
 
 # What networks of one table have in common, besides the preset.
 SETTINGS = {
@@ -161,8 +161,10 @@ def together(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
         grid = whole_grid(fresh)
         return jobs + ([grid] if grid is not None else seeds_together(fresh, places))
     # Stacked networks halt by the same rules.
-    taus = list(dict.fromkeys(c.tau for c in fresh if c.tau is not None))
-    some = max(1, stacked_together(fresh[0]) * len(taus) // max(1, sum(c.tau is not None for c in fresh)))
+    halting = [c for c in fresh if c.tau is not None]
+    taus, some = list(dict.fromkeys(c.tau for c in halting)), 1
+    if halting:
+        some = max(1, stacked_together(halting[0], places) * len(taus) // len(halting))
     for first in range(0, len(taus), some):
         here = [c for c in fresh if c.tau in taus[first : first + some]]
         grid = whole_grid(here)
@@ -186,7 +188,8 @@ def seeds_together(configs: list[TrainConfig], places: Places) -> list[TrainConf
     for config in configs:
         alike = replace(config, seed=0)
         i = last.get(alike)
-        full = places.device != "cpu" and i is not None and jobs[i].members >= stacked_together(config)
+        on_gpu = places.device.startswith("cuda")
+        full = on_gpu and i is not None and jobs[i].members >= stacked_together(config, places)
         if i is not None and not full and jobs[i].seeds.stop == config.seed and can_join([config], places):
             jobs[i] = replace(jobs[i], members=jobs[i].members + 1)
         else:
@@ -197,15 +200,19 @@ def seeds_together(configs: list[TrainConfig], places: Places) -> list[TrainConf
 
 def can_join(configs: list[TrainConfig], places: Places) -> bool:
     """Whether networks like these are trained at once."""
-    fused, on_gpu = places.backend in ("auto", "fused", "fused-calls"), places.device != "cpu"
+    fused, on_gpu = places.backend in ("auto", "fused", "fused-calls"), places.device.startswith("cuda")
     return fused and all(c.workers == 1 and (on_gpu or c.hidden_size <= UNITS_TOGETHER) for c in configs)
 
 
-def stacked_together(config: TrainConfig) -> int:
+def stacked_together(config: TrainConfig, places: Places) -> int:
     """How many networks like this are trained at once on a GPU."""
-    updates = make_task(config).steps * (config.force_steps or config.max_steps)
-    tape = 4 * 6 * config.hidden_size * config.batch_size * updates  # of an LSTM
-    return max(1, min(STACKED_TOGETHER, STACKED_BYTES // tape))
+    there = MEMORY
+    if torch.cuda.is_available():
+        there = torch.cuda.get_device_properties(places.device).total_memory
+    # Of an LSTM, for each of its units: the tape, 24 bytes an update and 10 of copies; W_x x_t and its derivative.
+    bytes_a_step = 34 * (config.force_steps or config.max_steps) + 48
+    each = config.hidden_size * config.batch_size * make_task(config).steps * bytes_a_step
+    return max(1, min(STACKED_TOGETHER, there // 2 // each))
 
 
 def estimate(job: TrainConfig, device: str, backend: str) -> float:

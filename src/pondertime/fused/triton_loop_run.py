@@ -10,7 +10,7 @@ from torch import Tensor
 from pondertime.fused.common import GRU, Grads, Inputs, Outputs, Rules, Update, padded
 from pondertime.fused.triton_backward import backward_kernel
 from pondertime.fused.triton_forward import forward_kernel
-from pondertime.fused.triton_plan import Plan
+from pondertime.fused.triton_plan import Plan, stream_of
 from pondertime.fused.triton_run import EXTRAS, Run, contiguous
 from pondertime.fused.triton_tape import FLOAT32, HALF, TF32
 
@@ -60,11 +60,6 @@ def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int, precisi
         if room >= CG and BYTES[precision] * HP * (BU * gates + BR) <= shared:
             return Blocks(BR, BU, KS, HP // KS, CG)
     return None
-
-
-def stream_of(device: torch.device) -> int:
-    """The current stream, as Triton asks for it: quicker than a Stream."""
-    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
 
 
 def counters(device: torch.device) -> Tensor:
@@ -162,6 +157,8 @@ class LoopRun(Run):
     def scratch(self, size: int) -> Tensor:
         """Memory that a launch uses and no one after it: the next on its stream has the same."""
         kept, stream = self.cut.scratch, stream_of(self.device)
+        if stream and torch.cuda.is_current_stream_capturing():
+            return self.new(size)  # the recording's own; none is made on the default stream
         if stream not in kept:
             kept[stream] = self.new(size)
         return kept[stream]

@@ -6,13 +6,14 @@ at a time has for its own, from its forward pass to the end of its backward pass
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pondertime.fused.common import Grads, Inputs, Outputs, Rules
-from pondertime.fused.triton_plan import Plan
+from pondertime.fused.triton_plan import Plan, stream_of
 from pondertime.fused.triton_run import Run
 from pondertime.fused.triton_tick_run import TICKS, TickRun, block, key
 
@@ -22,6 +23,7 @@ class Space:
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.at = capacity, 0
+        self.stream: Any = None  # on which recordings are made
         self.tensors: list[Tensor] = []
         self.passes: dict[Any, list[Tensor]] = {}
         self.recordings: dict[Any, Any] = {}
@@ -42,7 +44,8 @@ class RecordedRun(TickRun):
     """The ticks of a training step; its results are the caller's, its memory is the plan's."""
 
     def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> None:
-        self.space = plan.spaces.pop() if plan.spaces else Space(0)
+        self.free = plan.spaces.setdefault(stream_of(plan.device), [])
+        self.space: Any = self.free.pop() if self.free else Space(0)
         super().__init__(inputs, rules, plan, keep=keep, seen=seen)
         out, names = self.out, ("h", "c", "steps", "remainder") + (() if plan.out else ("y",))
         copies = {k: getattr(out, k).clone() for k in names if getattr(out, k) is not None}
@@ -63,8 +66,10 @@ class RecordedRun(TickRun):
 
     def gradients(self, d: Grads, *, x: bool) -> list[Tensor | None]:
         self.space.begin(key(d))
-        made = super().gradients(d, x=x)
-        self.plan.spaces.append(self.space)
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            made = super().gradients(d, x=x)
+        self.free.append(self.space)
+        self.space = None  # the next run's
         return made
 
     def new(self, *shape: int, zero: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -95,8 +100,9 @@ class RecordedRun(TickRun):
             tick()  # this also builds the kernels
         if self.device.type != "cuda":
             return None
-        recording = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recording, capture_error_mode="thread_local"):
+        recording, space = torch.cuda.CUDAGraph(), self.space
+        space.stream = space.stream or torch.cuda.Stream(self.device)
+        with torch.cuda.graph(recording, stream=space.stream, capture_error_mode="thread_local"):
             for _ in range(TICKS):
                 tick()
         return recording

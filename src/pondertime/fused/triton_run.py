@@ -70,6 +70,7 @@ class Run:
             # As autocast does; of stacked networks in float32.
             mean, weight, bias = mean.bfloat16(), weight.bfloat16(), None if bias is None else bias.bfloat16()
         size = weight.shape[-1]
+        # The caller's, wherever the run has its own memory from.
         y = Run.new(self, *plan.front, self.T, self.B, size, dtype=mean.dtype)
         to = y.view(*plan.front, self.T * self.B, size)
         if bias is None:

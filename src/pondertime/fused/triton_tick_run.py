@@ -161,7 +161,7 @@ class TickRun(Run):
         # What the products see of the derivatives.
         short = self.new(*plan.front, B, plan.P, dtype=self.weight.dtype)
         made = self.new(*plan.front, B, self.HP, dtype=torch.float32 if i.h.is_cuda else short.dtype)
-        meta = plan.meta(self.sizes, RAGGED=plan.ragged, LAST=last, SHORT=True)
+        meta = plan.meta(self.sizes, RAGGED=plan.ragged, LAST=last)
         groups = alike(self.needed)
         wanted = [ticks for first, end, ticks in groups for _ in range(first, end)]
         to_make = self.counts[3 * E * B : 4 * E * B].view(E, B)

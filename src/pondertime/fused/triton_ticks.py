@@ -38,18 +38,22 @@ def tick_forward(
     """One update of a row.
 
     ``bias``: b_ih + b_hh; of a GRU's candidate b_ih alone, and ``bias_n`` is b_hh.
-    Programs take the first of E networks, as many as there are. ``product``: W_h s^{n-1} [E, B, P]; where SHORT, of the
-    states in ``short`` [E, B, HP], in bfloat16. ``work``: s^{n-1},
-    c^{n-1} and the mean of c so far [3, E, B, H], the halting sum [E, B]. ``counts``: input steps that a row has
-    finished, updates of the one it is at, ticks made forward and still to make backward [4, E, B], then t + 1 and n of
-    each row of the tape, n below 0 where the row halts, t + 1 = 0 where it does nothing. ``report``: the ticks a row
-    needed, 0 while it runs. ``mean``, ``steps_out`` and ``remainder`` come in as zeros where rows differ in length.
+    There are programs for the first networks, or for all E. ``product``: W_h s^{n-1} [E, B, P]; where SHORT, of the
+    states in ``short`` [E, B, HP], in bfloat16. ``work``: s^{n-1}, c^{n-1} and the mean of c so far [3, E, B, H], the
+    halting sum [E, B]. ``counts``: input steps that a row has finished, updates of the one it is at, ticks made forward
+    and still to make backward [4, E, B], then t + 1 and n of each row of the tape, n below 0 where the row halts,
+    t + 1 = 0 where it does nothing. ``report``: the ticks a row needed, 0 while it runs. ``mean``, ``steps_out`` and
+    ``remainder`` come in as zeros where rows differ in length.
     """
     b, e = tl.program_id(0), tl.program_id(1)
     rows = E * B
     row = e * B + b
     t = tl.load(counts + row)
+    n = tl.load(counts + rows + row) + 1
     tick = tl.load(counts + 2 * rows + row)
+    plane = tl.cast(rows, tl.int64) * H
+    total = tl.load(work + 3 * plane + row, mask=n > 1, other=0.0)
+    tl.debug_barrier()  # all threads have read what one of them writes
     tl.store(counts + 2 * rows + row, tick + 1)
     length = T
     if RAGGED:
@@ -63,12 +67,9 @@ def tick_forward(
     if t < length:
         j = tl.arange(0, BH)
         ok = j < H
-        plane = tl.cast(rows, tl.int64) * H
         own = row.to(tl.int64) * H + j
-        n = tl.load(counts + rows + row) + 1
         first = tl.where(n == 1, 1.0, 0.0)
         begin = (t == 0) & (n == 1)
-        total = tl.load(work + 3 * plane + row, mask=n > 1, other=0.0)
         s0 = tl.where(begin, take(h_in + own, ok & begin), take(work + own, ok & (begin == 0)))
         x = xw + ((e * T + t).to(tl.int64) * B + b) * X + j
         a = product + row.to(tl.int64) * GATES * H + j
@@ -161,12 +162,11 @@ def tick_backward(
     E, T, B, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, LAST: tl.constexpr,
     FORCED: tl.constexpr, H: tl.constexpr, X: tl.constexpr, BH: tl.constexpr, HP: tl.constexpr,
-    SHORT: tl.constexpr,
 ):  # fmt: skip
     """One update of a row backwards: the activations of its slot become derivatives, or zeros where there is none.
 
-    The ticks to make go down to 0; beyond that nothing happens. Where SHORT, ``short`` [E, B, P] gets the derivatives
-    that the product sees, in its own type. ``product`` [E, B, HP]: derivatives by s^n that came from update n + 1, or
+    The ticks to make go down to 0; beyond that nothing happens. ``short`` [E, B, P] gets the derivatives that the
+    product sees, in its own type. ``product`` [E, B, HP]: derivatives by s^n that came from update n + 1, or
     from the next input step. ``work``: G, G of c, what reached s^{n-1} or c^{n-1} past the product [3, E, B, H],
     G . s^N [E, B].
     """
@@ -175,6 +175,7 @@ def tick_backward(
     row = e * B + b
     tick = tl.load(counts + 3 * rows + row) - 1
     made = tl.load(counts + 2 * rows + row)
+    tl.debug_barrier()
     tl.store(counts + 3 * rows + row, tick)
     j = tl.arange(0, BH)
     ok = j < H
@@ -185,16 +186,13 @@ def tick_backward(
     info = counts + 4 * rows
     t = tl.load(info + slot, mask=(tick >= 0) & (tick < made), other=0) - 1
     to = gates + slot * width + j
-    d = short
-    if SHORT:
-        d += row.to(tl.int64) * GATES * H + j
+    d = short + row.to(tl.int64) * GATES * H + j
     if tick < 0:
         tl.store(counts + 3 * rows + row, 0)
     elif t < 0:
         zero = tl.zeros([BH], tl.float32)
-        if SHORT:
-            for k in tl.static_range(GATES):
-                tl.store(d + k * H, zero, mask=ok)
+        for k in tl.static_range(GATES):
+            tl.store(d + k * H, zero, mask=ok)
         tl.store(prev + slot * (H + EXTRA) + j, zero, mask=ok)
         for k in tl.static_range(SLOTS):
             tl.store(to + k * H, zero, mask=ok)
@@ -254,13 +252,12 @@ def tick_backward(
             a0, a1, a2, a3, past = gru_backward(dh, a0, a1, a2, a3, s0)
         else:
             a0 = rnn_backward(dh, s, CELL == RNN_RELU)
-        if SHORT:
-            tl.store(d, a0, mask=ok)
-            if GATES > 1:
-                tl.store(d + H, a1, mask=ok)
-                tl.store(d + 2 * H, a2, mask=ok)
-            if GATES > 3:
-                tl.store(d + 3 * H, a3, mask=ok)
+        tl.store(d, a0, mask=ok)
+        if GATES > 1:
+            tl.store(d + H, a1, mask=ok)
+            tl.store(d + 2 * H, a2, mask=ok)
+        if GATES > 3:
+            tl.store(d + 3 * H, a3, mask=ok)
         by_x = d_xw + at * X + j
         more = ok & (ends == 0)
         tl.store(to, a0, mask=ok)
