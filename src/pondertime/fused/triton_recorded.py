@@ -43,6 +43,8 @@ class Space:
 class RecordedRun(TickRun):
     """The ticks of a training step; its results are the caller's, its memory is the plan's."""
 
+    roomy = 64  # to record anew takes longer than most updates
+
     def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> None:
         self.free = plan.spaces.setdefault(stream_of(plan.device), [])
         self.space: Any = self.free.pop() if self.free else Space(0)

@@ -32,6 +32,7 @@ class Run:
     reads: bool = False  # whether the kernels make the read-out
     extra: int = EXTRAS  # numbers of a row of the tape's prev beside H
     inside: int = 0  # features of x that are among them
+    roomy: int = 1  # how many times a small tape still is
 
     def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool) -> None:
         if not inputs.h.is_contiguous() or not (inputs.c is None or inputs.c.is_contiguous()):
@@ -115,7 +116,7 @@ class Run:
         plan = self.plan
         most = plan.T * plan.limit
         each = 4 * self.E * rows * self.H * (plan.kind.slots + plan.kind.leaves)
-        if plan.forced or most * each <= SMALL_TAPE:
+        if plan.forced or most * each <= self.roomy * SMALL_TAPE:
             return most
         return min(most, int(1.1 * (plan.updates or 8 * plan.T)) + 2)
 
