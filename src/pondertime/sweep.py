@@ -55,6 +55,10 @@ class Places:
     device: str = "cpu"
     backend: str = "auto"
 
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
 
 def plan(base: TrainConfig, taus: tuple[float, ...], seeds: int, *, baseline: bool) -> list[TrainConfig]:
     """One config a network: every tau with every seed, and as many without ACT."""
@@ -155,7 +159,7 @@ def together(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
             fresh.append(config)
         elif whole not in jobs:
             jobs.append(whole)
-    if not places.device.startswith("cuda") or not can_join(fresh, places):
+    if not places.on_gpu or not can_join(fresh, places):
         return jobs + seeds_together(fresh, places)
     if not fresh or why_not_gpu_group(fresh, make_task(fresh[0])) is None:
         grid = whole_grid(fresh)
@@ -188,8 +192,7 @@ def seeds_together(configs: list[TrainConfig], places: Places) -> list[TrainConf
     for config in configs:
         alike = replace(config, seed=0)
         i = last.get(alike)
-        on_gpu = places.device.startswith("cuda")
-        full = on_gpu and i is not None and jobs[i].members >= stacked_together(config, places)
+        full = places.on_gpu and i is not None and jobs[i].members >= stacked_together(config, places)
         if i is not None and not full and jobs[i].seeds.stop == config.seed and can_join([config], places):
             jobs[i] = replace(jobs[i], members=jobs[i].members + 1)
         else:
@@ -200,8 +203,8 @@ def seeds_together(configs: list[TrainConfig], places: Places) -> list[TrainConf
 
 def can_join(configs: list[TrainConfig], places: Places) -> bool:
     """Whether networks like these are trained at once."""
-    fused, on_gpu = places.backend in ("auto", "fused", "fused-calls"), places.device.startswith("cuda")
-    return fused and all(c.workers == 1 and (on_gpu or c.hidden_size <= UNITS_TOGETHER) for c in configs)
+    fused = places.backend in ("auto", "fused", "fused-calls")
+    return fused and all(c.workers == 1 and (places.on_gpu or c.hidden_size <= UNITS_TOGETHER) for c in configs)
 
 
 def stacked_together(config: TrainConfig, places: Places) -> int:

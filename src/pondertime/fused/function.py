@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pondertime.cells import Network, hooked, parameter
 from pondertime.fused import calls, native
-from pondertime.fused.common import Grads, Inputs, Outputs, Rules, kind_of
+from pondertime.fused.common import Grads, Inputs, Outputs, Rules, kind_of, stream_of
 from pondertime.halting import State
 from pondertime.reference import Recorder, Result, read_out_after
 
@@ -111,7 +111,7 @@ def first_state(weight: Tensor, B: int, H: int) -> Tensor:
     """Zeros, which nobody writes to; on a GPU, where a call costs more than the numbers, the same ones each time."""
     if not weight.is_cuda or torch._C._len_torch_dispatch_stack() or torch.cuda.is_current_stream_capturing():
         return weight.detach().new_zeros(B, H)
-    return kept_zeros(B, H, weight.device, torch._C._cuda_getCurrentRawStream(weight.device.index))
+    return kept_zeros(B, H, weight.device, stream_of(weight.device))
 
 
 @functools.lru_cache(maxsize=16)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import GRU, Grads, Inputs, Outputs, Rules, Update, padded
+from pondertime.fused.common import GRU, Grads, Inputs, Outputs, Rules, Update, padded, stream_of
 from pondertime.fused.triton_backward import backward_kernel
 from pondertime.fused.triton_forward import forward_kernel
-from pondertime.fused.triton_plan import Plan, stream_of
+from pondertime.fused.triton_plan import Plan
 from pondertime.fused.triton_run import EXTRAS, Run, contiguous
 from pondertime.fused.triton_tape import FLOAT32, HALF, TF32
 

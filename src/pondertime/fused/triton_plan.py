@@ -19,11 +19,6 @@ def precision_of(half: bool) -> int:
     return TF32.value if torch.backends.cuda.matmul.fp32_precision == "tf32" else FLOAT32.value
 
 
-def stream_of(device: torch.device) -> int:
-    """The current stream, as Triton asks for it: quicker than a Stream."""
-    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
-
-
 def forget_recordings() -> None:
     """Give the memory back that trainings have left."""
     for plan in _plans.values():

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import Grads, Inputs, Outputs, Rules
-from pondertime.fused.triton_plan import Plan, stream_of
+from pondertime.fused.common import Grads, Inputs, Outputs, Rules, stream_of
+from pondertime.fused.triton_plan import Plan
 from pondertime.fused.triton_run import Run
 from pondertime.fused.triton_tick_run import TICKS, TickRun, block, key
 
