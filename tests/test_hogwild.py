@@ -42,12 +42,13 @@ def when_under_way(monkeypatch: pytest.MonkeyPatch, act: Callable[[Crew], None],
     monkeypatch.setattr(hogwild, "watch", wait_and_watch)
 
 
-@pytest.mark.parametrize(("workers", "iterations"), [(2, 4000), (16, 1000)])
-def test_a_small_parity_is_learned(tmp_path: Path, workers: int, iterations: int):
+# The more workers, the staler their gradients: at the rate of two, sixteen may end on a step that costs some percent.
+@pytest.mark.parametrize(("workers", "iterations", "rate", "until"), [(2, 4000, 3e-3, 0.005), (16, 1000, 1e-3, 0.002)])
+def test_a_small_parity_is_learned(tmp_path: Path, workers: int, iterations: int, rate: float, until: float):
     sizes = {"hidden_size": 64, "batch_size": 128, "log_every": 400 // workers}
-    config = small(workers=workers, iterations=iterations, learning_rate=3e-3, clip=1.0, **sizes)
+    config = small(workers=workers, iterations=iterations, learning_rate=rate, clip=1.0, **sizes)
     folder = RunFolder(tmp_path / "run")
-    outcome = train(config, folder, until_error=0.005)
+    outcome = train(config, folder, until_error=until)
     assert outcome["error"] < 0.02
     lines = metrics(folder)
     assert [line["updates"] for line in lines] == sorted({line["updates"] for line in lines})
