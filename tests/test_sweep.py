@@ -248,7 +248,8 @@ def sweep_elsewhere(every: list[TrainConfig], places: Places) -> None:
         raise SystemExit(130) from None
 
 
-def test_an_interrupt_stops_the_processes_with_their_checkpoints(places: Places):
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_the_processes_with_their_checkpoints(places: Places, signum: signal.Signals):
     every = [replace(c, iterations=1_000_000) for c in configs()]
     process = processes().Process(target=sweep_elsewhere, args=(every, places))
     process.start()
@@ -258,7 +259,7 @@ def test_an_interrupt_stops_the_processes_with_their_checkpoints(places: Places)
         assert time.monotonic() < end
         time.sleep(0.02)
     time.sleep(0.2)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, signum)
     process.join(30)
     assert process.exitcode == 130
     for path in (first, second):

@@ -325,6 +325,8 @@ def one_by_one(jobs: list[TrainConfig], places: Places) -> Iterator[Outcome]:
 def side_by_side(jobs: list[TrainConfig], places: Places, processes: int) -> Iterator[Outcome]:
     """Train each job in a process of its own, so many at a time."""
     todo, running = list(reversed(jobs)), {}
+    # Else it would end this process alone, and the others go on unseen.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while todo or running:
             while todo and len(running) < processes:
@@ -340,6 +342,7 @@ def side_by_side(jobs: list[TrainConfig], places: Places, processes: int) -> Ite
             process.terminate()
         for _, process in running.values():
             process.join()
+        signal.signal(signal.SIGTERM, before)
 
 
 def start(job: TrainConfig, places: Places, threads: int) -> tuple[Connection, BaseProcess]:
