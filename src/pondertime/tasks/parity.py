@@ -1,5 +1,6 @@
 """Parity: the whole problem in one vector."""
 
+import functools
 from typing import Literal
 
 import torch
@@ -8,8 +9,13 @@ from torch import Tensor
 
 from pondertime.tasks.task import Batch, Task, at_least, drawn_or, integers
 
-# The eight bits of every byte.
-BITS = (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1).float()
+
+@functools.cache
+def signs(device: torch.device) -> Tensor:
+    """Row 256 m + c: the first m bits of byte c as +1 and -1, then zeros."""
+    places = torch.arange(8, device=device)
+    bits = torch.arange(256, device=device).unsqueeze(1) >> places & 1
+    return torch.where(places < torch.arange(9, device=device).view(-1, 1, 1), 2.0 * bits - 1, 0.0).flatten(0, 1)
 
 
 class Parity(Task):
@@ -45,32 +51,24 @@ class Parity(Task):
         self._check(difficulty)
         device = generator.device
         k = drawn_or(difficulty, 1, self.bits, [batch_size], generator)
-        codes = integers(0, 255, [batch_size, (self.bits + 7) // 8], generator)
-        bits = self._bits(codes)
-        if self.placement == "scatter":
-            used = self._scatter(k, generator)
-        elif device.type == "cpu":
-            used = F.embedding(k, torch.ones(self.bits + 1, self.bits).tril(-1))
+        size = (self.bits + 7) // 8
+        places = integers(0, 255, [batch_size, size], generator)
+        if self.placement == "prefix":
+            places += (k.unsqueeze(1) - torch.arange(0, 8 * size, 8, device=device)).clamp_(0, 8).mul_(256)
         else:
-            used = torch.arange(self.bits, device=device, dtype=torch.int16) < k.to(torch.int16).unsqueeze(1)
-        used = used.to(bits.dtype)
-        ones = bits.mul_(used)
+            places += 8 * 256
+        values = F.embedding(places, signs(device)).flatten(1)[:, : self.bits]
+        if self.placement == "scatter":
+            values *= self._scatter(k, generator)
+        # Ones less minus ones, and k is both.
+        ones = (values.sum(1).long() + k) // 2
         return Batch(
-            input=(2 * ones).sub_(used).float().unsqueeze(0),
-            target=(ones.sum(1).long() % 2).view(1, batch_size, 1),
+            input=values.unsqueeze(0),
+            target=(ones % 2).view(1, batch_size, 1),
             mask=torch.ones(1, batch_size, dtype=torch.bool, device=device),
             lengths=torch.ones(batch_size, dtype=torch.int64, device=device),
             difficulty=k,
         )
-
-    def _bits(self, codes: Tensor) -> Tensor:
-        """The bits of bytes ``[B, n]``, side by side: from a table, or on a GPU, where that is slower, by shifts."""
-        if codes.device.type == "cpu":
-            bits = F.embedding(codes, BITS)
-        else:
-            places = torch.arange(8, device=codes.device, dtype=torch.int8)
-            bits = codes.to(torch.int8).unsqueeze(-1) >> places & 1
-        return bits.flatten(1)[:, : self.bits]
 
     def _scatter(self, k: Tensor, generator: torch.Generator) -> Tensor:
         """Choose k positions of each row, every choice with equal chance.
