@@ -76,7 +76,7 @@ FAST = {
         PAPER["parity"], iterations=60_000, learning_rate=4e-3, beta2=0.99, workers=1, max_steps=3, clip=1.0
     ),
     "logic": replace(PAPER["logic"], iterations=100_000, learning_rate=1e-3, workers=1, clip=1.0),
-    "addition": replace(PAPER["addition"], iterations=100_000, learning_rate=1e-3, workers=1, clip=1.0),
+    "addition": replace(PAPER["addition"], iterations=100_000, learning_rate=3e-3, beta2=0.99, workers=1, clip=1.0),
     "sort": replace(PAPER["sort"], iterations=100_000, learning_rate=1e-3, workers=1, clip=1.0),
     # With M = 100 pondering ran away within some hundred updates (docs/log.md).
     "wikipedia": replace(PAPER["wikipedia"], iterations=5_000, learning_rate=1e-3, workers=1, max_steps=10, clip=1.0),
