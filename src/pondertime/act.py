@@ -19,6 +19,8 @@ from pondertime.cells import (
     initial_state,
     is_torch_cell,
     like_of,
+    modules_of,
+    parameter,
     visible_size,
 )
 from pondertime.halting import Ponder, State, check_epsilon
@@ -200,13 +202,8 @@ class ACT(nn.Module):
         h, p, visible = (seqs.per_step(a, time=1) for a in filled)
         return Trace(*self._lay_out(seqs, result), h, p, visible)
 
-    def __getattr__(self, name: str) -> Any:
-        # Its modules, without torch's look elsewhere: a call asks for some ten.
-        found = self.__dict__.get("_modules", {}).get(name)
-        return super().__getattr__(name) if found is None else found
-
     def _read(self, x: Any, state: State | None, lengths: Any) -> sequences.Sequences:
-        size = getattr(self.cell, "input_size", None) if self.spec.step is None else None
+        size = getattr(modules_of(self)[0], "input_size", None) if self.spec.step is None else None
         features = size - 1 if isinstance(size, int) else None
         seqs = sequences.read(x, state, lengths, batch_first=self.batch_first, features=features)
         if seqs.x.is_floating_point():
@@ -215,8 +212,9 @@ class ACT(nn.Module):
 
     def _check_type(self, name: str, a: Tensor) -> None:
         """Raise for a type that a cell of torch.nn does not take."""
-        expected = self.halt.weight.dtype
-        if a.dtype != expected and is_torch_cell(self.cell) and not torch.is_autocast_enabled(a.device.type):
+        cell, halt, _ = modules_of(self)
+        expected = parameter(halt, "weight").dtype
+        if a.dtype != expected and is_torch_cell(cell) and not torch.is_autocast_enabled(a.device.type):
             raise ValueError(f"{name}: expected the cell's type {expected}, got {a.dtype}")
 
     def _run(self, seqs: sequences.Sequences, recorder: Any = None) -> Result:
@@ -225,7 +223,7 @@ class ACT(nn.Module):
             # The fused path has zeros of its own.
             if not backend.startswith("fused") or self.spec.initial_state is not None:
                 state = initial_state(self.cell, self.spec, seqs.x.shape[1])
-        elif is_torch_cell(self.cell):
+        elif is_torch_cell(modules_of(self)[0]):
             check_same(initial_state(self.cell, self.spec, seqs.x.shape[1]), state, "state")
             for leaf in tree_leaves(state):
                 self._check_type("state", leaf)
@@ -233,7 +231,8 @@ class ACT(nn.Module):
 
     def resolve(self, device: torch.device | str) -> str:
         """The name of the backend that serves calls on ``device``."""
-        return resolve(self, self.backend, self.compact, torch.device(device), self.halt.weight.dtype)
+        dtype = parameter(modules_of(self)[1], "weight").dtype
+        return resolve(self, self.backend, self.compact, torch.device(device), dtype)
 
     def _lay_out(self, seqs: sequences.Sequences, result: Result) -> ACTOutput:
         rho, cost = result.rho, result.cost

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from pondertime.cells import Network, hooked, in_transform, is_torch_cell, parameter
+from pondertime.cells import Network, hooked, in_transform, is_torch_cell, modules_of, parameter
 from pondertime.compact import compact, ponder_compact
 from pondertime.fused import fused, fused_calls
 from pondertime.reference import Result, linear_read_out, ponder_dense, reference
@@ -56,14 +56,14 @@ def autocast_served(device: torch.device) -> bool:
 
 def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the fused path cannot serve a call, None if it can."""
-    cell, spec, halt = net.cell, net.spec, net.halt
+    (cell, halt, output), spec = modules_of(net), net.spec
     if not is_torch_cell(cell):
         return f"it knows nn.RNNCell, nn.GRUCell and nn.LSTMCell, not {type(cell).__name__}"
     if spec.step is not None or spec.visible is not None:
         return "it knows no CellSpec with a step or a visible part of its own"
     if hooked(cell) or hooked(halt) or type(halt) is not nn.Linear or parameter(halt, "bias") is None:
         return "it calls neither the hooks of the cell and the halting unit nor other halting units"
-    if not linear_read_out(net):
+    if not linear_read_out(output):
         return "it takes the read-out of the mean, so the read-out must be an nn.Linear"
     if (own := parameter(cell, "weight_hh").dtype) != dtype:
         return f"it computes in one type, not in {own} and {dtype}"

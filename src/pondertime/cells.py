@@ -89,6 +89,12 @@ def is_torch_cell(cell: nn.Module) -> bool:
     return type(cell) in WRITTEN_OUT
 
 
+def modules_of(net: Any) -> tuple[Any, Any, Any]:
+    """Cell, halting unit and read-out of a network, without torch's look elsewhere."""
+    modules = net._modules
+    return modules["cell"], modules["halt"], modules.get("output")
+
+
 def parameter(module: nn.Module, name: str) -> Any:
     """A parameter of a module, without torch's look elsewhere: a call asks for some twenty."""
     found = module._parameters.get(name)

@@ -67,6 +67,6 @@ def add_rows(mean: Tensor, rows: Tensor, value: Tensor) -> Tensor:
 
 def compact(net: Network, x: Tensor, state: State, lengths: Tensor | None, record: Recorder | None = None) -> Result:
     """ACT on ``x [T, B, I]`` (or int ``[T, B]``), computing no row that has halted."""
-    last = record is not None or linear_read_out(net)
+    last = record is not None or linear_read_out(net.output)
     result = unroll(ponder_compact, net, x, state, lengths, record, read_out=not last, written_out=False)
     return read_out_after(net, result, padded=lengths is not None) if last else result

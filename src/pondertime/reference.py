@@ -156,9 +156,8 @@ def put(state: State, rows: Tensor, new: State) -> State:
     return tree_map(lambda a, b: a.index_copy(0, rows, b), state, new)
 
 
-def linear_read_out(net: Network) -> bool:
+def linear_read_out(output: nn.Module | None) -> bool:
     """Whether the read-out of a mean is the mean of the read-outs."""
-    output = net.output
     return output is None or type(output) is nn.Linear
 
 

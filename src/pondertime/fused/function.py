@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.cells import Network, hooked, parameter
+from pondertime.cells import Network, hooked, modules_of, parameter
 from pondertime.fused import calls, native
 from pondertime.fused.common import Grads, Inputs, Outputs, Rules, kind_of, stream_of
 from pondertime.halting import State
@@ -109,9 +109,11 @@ def fused_networks(inputs: Inputs, rules: Rules, *, plain: bool = False) -> Outp
 
 def first_state(weight: Tensor, B: int, H: int) -> Tensor:
     """Zeros, which nobody writes to; on a GPU, where a call costs more than the numbers, the same ones each time."""
-    if not weight.is_cuda or torch._C._len_torch_dispatch_stack() or torch.cuda.is_current_stream_capturing():
+    stream = stream_of(weight.device)
+    capturing = stream and torch.cuda.is_current_stream_capturing()  # none is made on the default stream
+    if not weight.is_cuda or torch._C._len_torch_dispatch_stack() or capturing:
         return weight.detach().new_zeros(B, H)
-    return kept_zeros(B, H, weight.device, stream_of(weight.device))
+    return kept_zeros(B, H, weight.device, stream)
 
 
 @functools.lru_cache(maxsize=16)
@@ -122,7 +124,7 @@ def kept_zeros(B: int, H: int, device: torch.device, stream: int) -> Tensor:
 
 def prepare(net: Network, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Inputs, Rules]:
     """The tensors and the rules of a call on ``x [T, B, I]`` (or int ``[T, B]``); no state is one of zeros."""
-    cell, halt, output = net.cell, net.halt, net.output
+    cell, halt, output = modules_of(net)
     kind, weight = kind_of(cell), parameter(cell, "weight_hh")
     if lengths is not None:
         lengths = lengths.to(x.device)

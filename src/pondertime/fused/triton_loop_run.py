@@ -99,7 +99,7 @@ class LoopPlan:
         shares = (1 + self.out) * 2 * self.groups * blocks.CG * blocks.BR
         self.work = plan.E * (4 * plan.B * plan.H + shares)
         self.counts = plan.E * (self.groups + plan.T * plan.B)
-        self.scratch: dict[int, Tensor] = {}  # by stream
+        self.scratch: dict[int, tuple[Tensor, Tensor]] = {}  # by stream
         # The mean state is made where somebody wants it: the caller, the read-out, or its derivative.
         self.mean: tuple[int, ...] | None = None
         if plan.out == 0:
@@ -135,32 +135,34 @@ class LoopRun(Run):
         if cut.out:
             half = plan.half and not plan.front
             y = self.new(*plan.front, T, B, cut.out, dtype=torch.bfloat16 if half else torch.float32)
-        out = self.outputs(mean, zero=False)
-        out = out._replace(rho=self.new(*plan.front, T, B), cost=self.new(*plan.front, B))
-        self.counts = self.new(cut.counts, dtype=torch.int32)
-        work = self.tape = self.scratch(cut.work)
+        out = self.outputs(mean if y is None else y, zero=False, whole=True)
+        work, self.counts = self.scratch()
+        self.tape = work
         if self.keep:
+            self.counts = self.new(cut.counts, dtype=torch.int32)
             self.tape = self.new_tape(self.capacity * self.groups * self.blocks.BR)
-        x = self.x if self.inside or cut.project else None
+        x = contiguous(i.x)[0] if self.inside or cut.project else None
         xw = None if cut.project else self.project()
         given = (i.weight_ih, i.weight_hh, i.bias_ih, i.bias_hh, i.halt, i.halt_bias, self.lengths, i.h, i.c)
         given = contiguous(*given, *((i.weight_y, i.bias_y) if cut.out else (None, None)))
         self.starter(
             forward_kernel, cut.grid, cut.forward, (*given, x), xw, x, given[0], plan.features + 1, plan.features,
-            *given[1:], y, *out, work, self.tape, self.counts, counters(self.device),
+            *given[1:], y, mean, *out[1:], work, self.tape, self.counts, counters(self.device),
             T, B, H, self.X, plan.limit, plan.threshold, self.capacity, H + self.extra, wide, **cut.options,
         )()  # fmt: skip
         if plan.out and mean is not None:
             self.mean = mean[..., : H + 1]
-        return out if y is None else out._replace(y=y)
+        return out
 
-    def scratch(self, size: int) -> Tensor:
-        """Memory that a launch uses and no one after it: the next on its stream has the same."""
+    def scratch(self) -> tuple[Tensor, Tensor]:
+        """Memory that a launch uses and no one after it, numbers and counts: the next on its stream has the same."""
         kept, stream = self.cut.scratch, stream_of(self.device)
-        if stream and torch.cuda.is_current_stream_capturing():
-            return self.new(size)  # the recording's own; none is made on the default stream
-        if stream not in kept:
-            kept[stream] = self.new(size)
+        capturing = stream and torch.cuda.is_current_stream_capturing()  # none is made on the default stream
+        if stream not in kept or capturing:
+            made = self.new(self.cut.work), self.new(self.cut.counts, dtype=torch.int32)
+            if capturing:
+                return made  # the recording's own
+            kept[stream] = made
         return kept[stream]
 
     @property

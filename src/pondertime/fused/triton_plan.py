@@ -48,8 +48,8 @@ class Plan:
         self.cut: Any = None  # how a loop shares out its work
         self.spaces: dict[int, list[Any]] = {}  # memory and recordings that no run has, by stream
         self.metas: dict[tuple[Any, ...], dict[str, Any]] = {}
-        # Launches of kernels by what they were built for, and the constants that come after their arguments.
-        self.built: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+        # What starts a kernel, by what it was built for: run, function, metadata, the constants after its arguments.
+        self.built: dict[tuple[Any, ...], tuple[Any, Any, Any, tuple[Any, ...]]] = {}
 
     def meta(self, sizes: dict[str, Any], **options: Any) -> dict[str, Any]:
         """What a kernel is made for."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import GRU, LSTM, Grads, Inputs, Outputs, Rules, by_look_up, look_up
+from pondertime.fused.common import GRU, LSTM, Grads, Inputs, Outputs, Rules, by_look_up, look_up, stream_of
 from pondertime.fused.triton_plan import Plan, plan_of
 from pondertime.fused.triton_tape import EXTRA
 
@@ -123,8 +123,8 @@ class Run:
     def starter(
         self, kernel: Any, grid: tuple[int, ...], meta: dict[str, Any], users: tuple[Tensor | None, ...], *args: Any,
         **options: Any,
-    ) -> Callable[..., None]:  # fmt: skip
-        """What starts a kernel with these arguments after the given ones.
+    ) -> Callable[[], None]:  # fmt: skip
+        """What starts a kernel with these arguments.
 
         One that was built before for the same numbers is started without Triton's look at every argument. What it was
         built for includes how the users' tensors are aligned.
@@ -134,17 +134,17 @@ class Run:
             if a is not None:
                 places |= a.data_ptr()
         aligned = places % 16 == 0 or tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
-        key, built = (kernel, grid, id(meta), aligned), self.plan.built
+        key, built, device = (kernel, grid, id(meta), aligned), self.plan.built, self.device
 
-        def start(*front: Any) -> None:
+        def start() -> None:
             known = built.get(key)
-            if known is not None:
-                launch, constants = known
-                launch(*front, *args, *constants)
+            if known is None:
+                made = kernel[grid](*args, **meta, **options)
+                if made is not None:  # the interpreter builds nothing
+                    built[key] = made.run, made.function, made.packed_metadata, tuple(meta.values())
                 return
-            made = kernel[grid](*front, *args, **meta, **options)
-            if made is not None:  # the interpreter builds nothing
-                built[key] = made[grid], tuple(meta.values())
+            run, function, metadata, constants = known
+            run(*grid, stream_of(device), function, metadata, None, None, None, *args, *constants)
 
         return start
 
@@ -161,15 +161,17 @@ class Run:
         x = self.flat(self.inputs.x, self.plan.features)
         return x if x.is_contiguous() else x.contiguous()
 
-    def outputs(self, mean: Any, *, zero: bool) -> Outputs:
-        """Memory for the results beside the mean state."""
-        plan, T, B, H = self.plan, self.T, self.B, self.H
+    def outputs(self, mean: Any, *, zero: bool, whole: bool = False) -> Outputs:
+        """Memory for the results beside the mean state; ``whole``: for rho and the cost too."""
+        front, T, B, H = self.plan.front, self.T, self.B, self.H
         return Outputs(
             mean,
-            self.new(*plan.front, B, H),
-            self.new(*plan.front, B, H) if plan.kind is LSTM else None,
-            self.new(*plan.front, T, B, dtype=torch.int64, zero=zero),
-            self.new(*plan.front, T, B, zero=zero),
+            self.new(*front, B, H),
+            self.new(*front, B, H) if self.plan.kind is LSTM else None,
+            self.new(*front, T, B, dtype=torch.int64, zero=zero),
+            self.new(*front, T, B, zero=zero),
+            self.new(*front, T, B) if whole else None,
+            self.new(*front, B) if whole else None,
         )
 
     def new_tape(self, rows: int) -> Tensor:
@@ -276,7 +278,10 @@ def shortened(a: Tensor) -> Tensor:
 
 
 def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    return tuple(a if a is None or a.is_contiguous() else a.contiguous() for a in tensors)
+    for a in tensors:
+        if a is not None and not a.is_contiguous():
+            return tuple(None if a is None else a.contiguous() for a in tensors)
+    return tensors
 
 
 def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False, again: bool = False) -> Run:
