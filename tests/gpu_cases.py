@@ -221,6 +221,9 @@ def main(kinds: list[str]) -> None:
         for kind in kinds:
             serve_by(patch, "loop", (16, 32, 2, 16, 1))
             compare(kind, (2, 3, 3, 17), "cpu", lengths=[2, 1, 2], max_steps=4)
+            if kind == "rnn_tanh":
+                # Two row groups, of which one has fewer updates.
+                compare(kind, (2, 18, 3, 17), "cpu", lengths=[2] * 16 + [1] * 2, max_steps=4)
             if kind == "lstm":
                 compare_stacked(kind, "cpu")
                 compare_stacked(kind, "cpu", T=1)

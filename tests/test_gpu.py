@@ -111,6 +111,33 @@ def test_the_tape_grows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert compare("lstm", (2, 5, 3, 8), "cuda", halt_bias=-6, max_steps=40).max() == 40
 
 
+@pytest.mark.parametrize("cell", [nn.RNNCell, nn.LSTMCell])
+def test_a_training_step_can_be_recorded(cell: Any) -> None:
+    """The host is not asked how long a small network thought, whose gradients are laid out like its weights."""
+    torch.manual_seed(0)
+    net: Any = pt.ACT(cell(9, 40), 3, halt_bias=-1.0).cuda()
+    parameters = list(net.parameters())
+    inputs = [torch.randn(2, 21, 8, device="cuda") * scale for scale in (1, 3, 0.1)]
+
+    def gradients(x: Any) -> list[Any]:
+        output, _, ponder = net(x)
+        return list(torch.autograd.grad(output.square().sum() + ponder.cost.sum(), parameters))
+
+    expected = [gradients(x) for x in inputs]
+    assert all(g.stride() == p.stride() for g, p in zip(expected[0], parameters, strict=True))
+    x, recording, aside = torch.randn_like(inputs[0]), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        gradients(x)
+    torch.cuda.current_stream().wait_stream(aside)
+    with torch.cuda.graph(recording):
+        found = gradients(x)
+    for given, wanted in zip(inputs, expected, strict=True):
+        x.copy_(given)
+        recording.replay()
+        assert_same(found, wanted, torch.float32)
+
+
 def test_flips_are_rare() -> None:
     """Without a margin rounding may flip N in a few of a thousand steps, never in many."""
     torch.manual_seed(1)

@@ -107,6 +107,8 @@ class Grads(NamedTuple):
         """From those by all results: R is in rho and in the cost as well."""
         if d_cost is not None:
             d_cost = d_cost.unsqueeze(-2).expand(*d_cost.shape[:-1], T, d_cost.shape[-1])
+            if d_remainder is None and d_rho is None:
+                return Grads(d_y, d_h, d_c, d_cost)
         there = [a for a in (d_remainder, d_rho, d_cost) if a is not None]
         return Grads(d_y, d_h, d_c, sum(there[1:], there[0]) if there else None)
 

@@ -69,12 +69,12 @@ class Fused(torch.autograd.Function):
         if torch.is_autocast_enabled(ctx.device):
             with torch.autocast(ctx.device, enabled=False):
                 return Fused.backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return None, None, *Fused.once(ctx, *grads)
         with torch.no_grad():
             made = Fused.once(ctx, *grads)
-        if torch.is_grad_enabled():
-            there = iter(Twice.apply(*(a.requires_grad_() for a in made if a is not None)))
-            made = [None if a is None else next(there) for a in made]
-        return None, None, *made
+        there = iter(Twice.apply(*(a.requires_grad_() for a in made if a is not None)))
+        return None, None, *(None if a is None else next(there) for a in made)
 
     @staticmethod
     def once(ctx: Any, d_y: Any, d_h: Any, d_c: Any, _: Any, *d_ponder: Any) -> Inputs:

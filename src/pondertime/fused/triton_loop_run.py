@@ -1,6 +1,7 @@
 """The fused path on a GPU in one launch forward and one backward, and how its work is cut."""
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from pondertime.fused.triton_forward import forward_kernel
 from pondertime.fused.triton_plan import Plan
 from pondertime.fused.triton_run import EXTRAS, Run, contiguous
 from pondertime.fused.triton_tape import FLOAT32, HALF, TF32
+from pondertime.fused.triton_weights import weights_kernel
 
 # Bytes of a program's shared memory that are not for weights and states.
 RESERVED = 24 * 1024
@@ -22,6 +24,9 @@ _counters: dict[tuple[torch.device, int], Tensor] = {}
 MOST_PROJECTED, MOST_READ_OUT = 128, 16
 # Row groups that may wait for each other at once: no more than programs fit a device.
 MOST_GROUPS = 1024
+# The side of a tile of the derivatives by the weights, and up to how many multiplications, at one update an input
+# step, a kernel of ours makes them.
+TILE, SMALL_PRODUCT = 64, 2**26
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,8 @@ class LoopPlan:
         if blocks.CG > 1:
             self.options["launch_cooperative_grid"] = True
         self.grid = (blocks.CG, self.groups, plan.E)
-        shares = (1 + self.out) * 2 * self.groups * blocks.CG * blocks.BR
+        self.slot = self.groups * blocks.BR  # rows of the tape that an update of all row groups takes
+        shares = (1 + self.out) * 2 * self.slot * blocks.CG
         self.work = plan.E * (4 * plan.B * plan.H + shares)
         self.counts = plan.E * (self.groups + plan.T * plan.B)
         self.scratch: dict[int, tuple[Tensor, Tensor]] = {}  # by stream
@@ -106,10 +112,30 @@ class LoopPlan:
             self.mean = (*plan.front, plan.T, plan.B, plan.H)
         elif self.out == 0 or keep:
             self.mean = (*plan.front, plan.T * plan.B, plan.H + EXTRAS)
+        # The derivatives by the weights come from a kernel of their own where that is little work.
+        rows, columns = plan.S + 1 + self.out, plan.H + self.extra
+        self.own = self.inside > 0 and plan.out == self.out and plan.T * self.slot * rows * columns <= SMALL_PRODUCT
+        self.tiles = -(-rows // TILE), -(-columns // TILE), plan.E
+        self.weights = plan.meta(
+            {k: self.sizes[k] for k in ("BR", "PRECISION", "XI", "OUT")}, RG=1 << (self.groups - 1).bit_length(),
+            BM=min(TILE, padded(rows)), BN=min(TILE, padded(columns)), BK=32,
+        )  # fmt: skip
+        self.lay_out(plan)
         self.forward = plan.meta(
             self.sizes, RAGGED=plan.ragged, KEEP=keep, MEAN=self.mean is not None, BIAS=plan.biased,
             BIAS_Y=plan.biased_out,
         )  # fmt: skip
+
+    def lay_out(self, plan: Plan) -> None:
+        """Where the derivatives by the weights lie, one after the other: shape, strides and first number of each."""
+        H, S = plan.H, plan.S
+        shapes = ((S, self.inside + 1), (S, H), (S,), (S,), (1, H), (1,), (self.out, H), (self.out,))
+        self.places, self.total = [], sum(math.prod(shape) for shape in shapes)
+        at = 0
+        for shape in shapes:
+            strides = (self.total,)[: len(plan.front)] + (shape[-1], 1)[-len(shape) :]
+            self.places.append(((*plan.front, *shape), strides, at))
+            at += math.prod(shape)
 
 
 class LoopRun(Run):
@@ -121,7 +147,7 @@ class LoopRun(Run):
         self.blocks, self.reads = self.cut.blocks, self.cut.out > 0
         self.inside, self.extra, self.groups = self.cut.inside, self.cut.extra, self.cut.groups
         if self.keep:
-            self.capacity = self.guess(self.groups * self.blocks.BR)
+            self.capacity = self.guess(self.cut.slot)
         out = self.forward()
         self.out: Any = out if self.cut.out or not plan.out else self.read(out)
         if seen:
@@ -140,7 +166,7 @@ class LoopRun(Run):
         self.tape = work
         if self.keep:
             self.counts = self.new(cut.counts, dtype=torch.int32)
-            self.tape = self.new_tape(self.capacity * self.groups * self.blocks.BR)
+            self.tape = self.new_tape(self.capacity * cut.slot)
         x = contiguous(i.x)[0] if self.inside or cut.project else None
         xw = None if cut.project else self.project()
         given = (i.weight_ih, i.weight_hh, i.bias_ih, i.bias_hh, i.halt, i.halt_bias, self.lengths, i.h, i.c)
@@ -151,7 +177,7 @@ class LoopRun(Run):
             T, B, H, self.X, plan.limit, plan.threshold, self.capacity, H + self.extra, wide, **cut.options,
         )()  # fmt: skip
         if plan.out and mean is not None:
-            self.mean = mean[..., : H + 1]
+            self.mean = mean
         return out
 
     def scratch(self) -> tuple[Tensor, Tensor]:
@@ -179,14 +205,41 @@ class LoopRun(Run):
         self.plan.updates = longest
         return longest
 
+    def backward(self, d: Grads, *, x: bool) -> Inputs:
+        plan, cut, T, H = self.plan, self.cut, self.T, self.H
+        if not cut.own or self.capacity < T * plan.limit or (cut.out and d.y is None):
+            return super().backward(d, x=x)
+        # The tape had room for whatever was needed: the host need not know what that was.
+        d_y, mean = None, None
+        if cut.out and d.y is not None:
+            mean, d_y = self.mean, self.masked(d.y.contiguous()).float()
+            d = d._replace(y=d_y)
+        d_xw, d_h, d_c = self.loop_back(d, 0, x=x)
+        made = self.new(self.E * cut.total)
+        self.starter(
+            weights_kernel, cut.tiles, cut.weights, (d_y,), self.tape, self.counts, mean, d_y, made,
+            T, self.B, H, self.capacity, H + self.extra, H + EXTRAS, cut.total, num_warps=4,
+        )()  # fmt: skip
+        w_x, w_h, b_x, b_h, halt, halt_bias, w_y, b_y = (made.as_strided(*place) for place in cut.places)
+        biases = (b_x, b_h) if plan.biased else (None, None)
+        read_out = w_y if cut.out else None, b_y if plan.biased_out else None
+        found: Any = (self.by_x(d_xw) if x else None, w_x, w_h, *biases, halt, halt_bias, d_h, d_c, *read_out)
+        return Inputs(*found)
+
     def gradients(self, d: Grads, *, x: bool) -> list[Tensor | None]:
         """Derivatives by all inputs; by x only where it is asked for. The tape is used up."""
-        i, k, E, T, B, H = self.inputs, self.blocks, self.E, self.T, self.B, self.H
-        longest = self.make_room()
+        longest, slot = self.make_room(), self.cut.slot
+        through = self.loop_back(d, longest, x=x)
+        return self.by_tape(self.capacity * slot, [(0, self.E, longest * slot)], *through, x=x)
+
+    def loop_back(self, d: Grads, longest: int, *, x: bool) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """Derivatives on the tape, by W_x x_t where they are asked for, and by the first state; slots before
+        ``longest`` that hold no update become zeros."""
+        i, E, T, B, H = self.inputs, self.E, self.T, self.B, self.H
         given, last = self.given(d)
         by_x = x or not self.inside
         d_xw = self.new(*self.plan.front, T * B, self.X) if by_x else None
-        dots = self.new(E * self.capacity * self.groups * k.CG * k.BR)
+        dots = self.new(E * self.capacity * self.cut.slot * self.blocks.CG)
         d_h, d_c = torch.empty_like(i.h), None if i.c is None else torch.empty_like(i.c)
         weights = contiguous(i.weight_hh, i.halt, i.weight_y if self.cut.out else None)
         self.starter(
@@ -194,8 +247,7 @@ class LoopRun(Run):
             (*weights, *given[:4]), *weights, *given, d_xw, d_h, d_c, self.tape, self.counts, counters(self.device),
             dots, T, B, H, self.X, self.capacity, longest, H + self.extra, **self.cut.options,
         )()  # fmt: skip
-        slot = self.groups * k.BR
-        return self.by_tape(self.capacity * slot, [(0, self.E, longest * slot)], d_xw, d_h, d_c, x=x)
+        return d_xw, d_h, d_c
 
     def trace(self) -> list[Update]:
         """Every update of the first network."""

@@ -27,7 +27,7 @@ class Run:
     """A forward pass, and what its backward pass needs."""
 
     tape: Tensor
-    mean: Tensor  # s_t in rows for the read-out; where it has a column more, that holds ones
+    mean: Tensor  # s_t in rows for the read-out; where it has columns more, the first of them holds ones
     present: Tensor | None = None  # whether there is an input, [E, T, B, 1]
     reads: bool = False  # whether the kernels make the read-out
     extra: int = EXTRAS  # numbers of a row of the tape's prev beside H
@@ -99,7 +99,7 @@ class Run:
         elif i.weight_y is not None and d.y is not None:
             d_y = self.flat(self.masked(d.y.contiguous()), d.y.shape[-1])
             d_mean = d_y.float() if self.reads else self.multiply(d_y, i.weight_y)
-            by_weight = self.multiply(d_y.transpose(-2, -1), self.mean)
+            by_weight = self.multiply(d_y.transpose(-2, -1), self.mean[..., : self.H + 1])
             d_weight = by_weight[..., : self.H]
             if i.bias_y is not None:
                 d_bias = d_y.float().sum(-2) if by_weight.shape[-1] == self.H else by_weight[..., self.H]
@@ -222,7 +222,7 @@ class Run:
         and by W_x where x is on the tape. ``used``: from the first network of each group to the one after its last,
         how many of the tape's rows they need.
         """
-        i, plan, E, H, S = self.inputs, self.plan, self.E, self.H, self.S
+        plan, E, H, S = self.plan, self.E, self.H, self.S
         width, wide = H + self.extra, S + EXTRAS
         front, kind = plan.front, plan.kind
         products = []
@@ -236,7 +236,7 @@ class Run:
         def part(shape: tuple[int, ...], strides: tuple[int, ...], at: int) -> Tensor:
             return made.as_strided((*front, *shape), ((S + 1) * width,)[: len(front)] + strides, at)
 
-        d_x = None if d_xw is None or not x else self.multiply(d_xw, i.weight_ih[..., :-1]).view(i.x.shape)
+        d_x = self.by_x(d_xw) if x else None
         if self.inside:
             d_weight, bias = part((S, self.inside + 1), (width, 1), H + 1), part((S,), (width,), H)
         else:
@@ -250,6 +250,10 @@ class Run:
             part((plan.P,), (width,), H + 2 + self.inside) if plan.biased else None, part((1, H), (width, 1), end),
             part((1,), (1,), end + H), d_h, d_c,
         ]  # fmt: skip
+
+    def by_x(self, d_xw: Any) -> Tensor:
+        """The derivative by x."""
+        return self.multiply(d_xw, self.inputs.weight_ih[..., :-1]).view(self.inputs.x.shape)
 
     def by_input(self, d_xw: Any, flag: Tensor) -> Tensor:
         """The derivative by W_x and the flag's column."""
