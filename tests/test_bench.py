@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pondertime import bench
+from pondertime.bench import rates
 
 TINY = {
     "rnn": bench.Workload("rnn", 8, 9, 1, 3, 4, 1),
@@ -48,3 +49,11 @@ def test_no_speed_without_equality(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "inputs", lambda w, N: torch.zeros(w.steps, len(N), w.input_size))
     with pytest.raises(RuntimeError, match="no speed is reported"):
         bench.run("lstm", 0.02, lambda text: None)
+
+
+def test_how_busy_a_grid_keeps_a_device() -> None:
+    """Three costs, of which two are between and beyond what was measured."""
+    kernel = {2: 4 / 1.0, 10: 4 / 5.0, 40: 4 / 35.0}  # updates a second of four programs: 1, 5 and 35 seconds an update
+    cost = rates.cost_of({n: {"cells": n, "kernel": per_second} for n, per_second in kernel.items()}, 4)
+    assert [cost(n) for n in (1, 2, 6, 25, 70)] == pytest.approx([0.5, 1, 3, 20, 65])
+    assert rates.busy({"each": [(10, 2.0), (1, 25.0)], "seconds": 15.0}, cost, 4) == pytest.approx(0.5)

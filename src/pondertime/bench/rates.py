@@ -1,12 +1,13 @@
 """How fast many networks train at once: updates a second over all of them, and how full the device stays.
 
-The rate at a fixed N is that of networks whose halting unit is constant. From it comes the cost of an update,
-seconds of a multiprocessor as a line in N, and with it the share of the device that a grid of tau keeps busy.
+The rate at a fixed N is that of networks whose halting unit is constant. From it comes the cost of an update, seconds
+of a multiprocessor at that N, and with it the share of the device that a grid of tau keeps busy.
 """
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -63,18 +64,20 @@ def fixed_rates(task_name: str, steps: Iterable[int], networks: int, updates: in
     for n in steps:
         group.load(group.tensors(), [0] * networks)
         halt_after(group, n)
-        rates[n] = rate(group, updates)
+        rates[n] = rate(group, max(64, updates * 5 // max(5, n)))
     return rates
 
 
-def cost_line(rates: dict[int, Any], programs: int) -> tuple[float, float]:
-    """Seconds of a multiprocessor an update costs: a + b cells, by least squares."""
-    cells = [r["cells"] for r in rates.values()]
-    seconds = [programs / r["kernel"] for r in rates.values()]
-    mean_c, mean_s = sum(cells) / len(cells), sum(seconds) / len(seconds)
-    products = sum((c - mean_c) * (s - mean_s) for c, s in zip(cells, seconds, strict=True))
-    b = products / sum((c - mean_c) ** 2 for c in cells)
-    return mean_s - b * mean_c, b
+def cost_of(rates: dict[int, Any], programs: int) -> Callable[[float], float]:
+    """Seconds of a multiprocessor that an update of so many cell updates costs: straight lines between the rates."""
+    known = sorted((r["cells"], programs / r["kernel"]) for r in rates.values())
+
+    def cost(cells: float) -> float:
+        segments = list(pairwise(known))
+        (a, at_a), (b, at_b) = next((s for s in segments if cells <= s[1][0]), segments[-1])
+        return at_a + (cells - a) * (at_b - at_a) / (b - a)
+
+    return cost
 
 
 def grid(task: str, seeds: int, **overrides: Any) -> list[TrainConfig]:
@@ -87,8 +90,8 @@ def grid(task: str, seeds: int, **overrides: Any) -> list[TrainConfig]:
     return configs
 
 
-def grid_run(task: str, seeds: int, updates: int, line: tuple[float, float], **options: Any) -> dict[str, Any]:
-    """Train the grid for ``updates`` updates each; the share of the device that was busy with them."""
+def grid_run(task: str, seeds: int, updates: int, **options: Any) -> dict[str, Any]:
+    """Train the grid for ``updates`` updates each."""
     configs = grid(task, seeds)
     torch.cuda.reset_peak_memory_stats()
     group = GpuGroup(configs, make_task(configs[0]), "cuda", **options)
@@ -102,6 +105,7 @@ def grid_run(task: str, seeds: int, updates: int, line: tuple[float, float], **o
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     made, cells = sum(group.iterations) - len(configs), sum(group.cells)
+    each = [(i - 1, c / (i - 1)) for i, c in zip(group.iterations, group.cells, strict=True) if i > 1]
     return {
         "networks": len(configs),
         "updates": made,
@@ -110,13 +114,17 @@ def grid_run(task: str, seeds: int, updates: int, line: tuple[float, float], **o
         "kernel seconds": group.seconds,
         "updates/s": made / seconds,
         "cells an update": cells / made,
-        "largest cells": max(c / max(i, 1) for c, i in zip(group.cells, group.iterations, strict=True)),
-        "longest": max(i * line[0] + c * line[1] for i, c in zip(group.iterations, group.cells, strict=True)),
-        "busy": (made * line[0] + cells * line[1]) / (group.processors * seconds),
+        "largest cells": max(c for _, c in each),
+        "each": each,  # updates of every network, and cell updates of one
         "stopped": len(group.diverged()),
         "GiB": torch.cuda.max_memory_allocated() / 2**30,
         "intervals": len(last),
     }
+
+
+def busy(run: dict[str, Any], cost: Callable[[float], float], processors: int) -> float:
+    """The share of the device that a grid was busy with its updates, by what they cost at their network's N."""
+    return sum(made * cost(cells) for made, cells in run["each"]) / (processors * run["seconds"])
 
 
 def learner_rate(task: str, members: int, seconds: float) -> float:
@@ -134,18 +142,21 @@ def learner_rate(task: str, members: int, seconds: float) -> float:
 
 
 def measure(task: str, *, seeds: int = 20, updates: int = 10_000, networks: int | None = None) -> dict[str, Any]:
-    """The rates at N = 2, 5 and 10 of as many networks as there are multiprocessors, and the paper's grid.
+    """The rates at N = 2 to 40 of as many networks as there are multiprocessors, and the paper's grid.
 
     How busy the grid is, is counted twice: by what an update costs when there are as many networks as
     multiprocessors, and when there are as many as in the grid, which do not fit the cache.
     """
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    rates = fixed_rates(task, (2, 5, 10), networks or processors, 1024)
-    line = cost_line(rates, processors)
-    run = grid_run(task, seeds, updates, line)
-    crowd = cost_line(fixed_rates(task, (2, 10), run["networks"], 512), processors)
-    share = (run["updates"] * crowd[0] + run["cells"] * crowd[1]) / (processors * run["seconds"])
-    return {"fixed": rates, "line": line, "crowded line": crowd, "grid": {**run, "busy as crowded": share}}
+    rates = fixed_rates(task, (2, 5, 10, 20, 40), networks or processors, 1024)
+    run = grid_run(task, seeds, updates)
+    crowd = fixed_rates(task, (2, 10, 40), run["networks"], 512)
+    shares = {
+        name: busy(run, cost_of(known, processors), processors)
+        for name, known in (("busy", rates), ("busy as crowded", crowd))
+    }
+    del run["each"]
+    return {"fixed": rates, "crowd": crowd, "grid": {**run, **shares}}
 
 
 if __name__ == "__main__":
