@@ -186,9 +186,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder; a second process that trains into it is refused."""
+        """Hold the folder; a second process that trains into it is refused. One that stays empty goes again."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path}: expected a run folder, but it is a file")
+        fresh = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         names = sorted(p.name for p in self.path.iterdir() if p.name not in ("lock", "config.json.new"))
         if names and "config.json" not in names:
@@ -198,7 +199,11 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunError(f"{self.path}: another process is training this run") from None
-            yield
+            try:
+                yield
+            finally:
+                if fresh and [p.name for p in self.path.iterdir()] == ["lock"]:
+                    shutil.rmtree(self.path, ignore_errors=True)
 
     def save(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> None:
         """Write a checkpoint: groups of tensors (model, optimiser) and counters."""
