@@ -113,6 +113,7 @@ def ensembles(name: str) -> list[dict[str, Any]]:
         {**whole, "value": grid["updates/s"]},
         {**whole, "value": grid["busy"], "unit": "busy"},
         {**whole, "value": grid["busy as crowded"], "unit": "busy, by the cost of as many networks"},
+        {**whole, "value": grid["longest"] / grid["seconds"], "unit": "of the time the longest network's own"},
         {**whole, "value": grid["GiB"], "unit": "GiB"},
     ]
 

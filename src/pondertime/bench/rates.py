@@ -151,12 +151,10 @@ def measure(task: str, *, seeds: int = 20, updates: int = 10_000, networks: int 
     rates = fixed_rates(task, (2, 5, 10, 20, 40), networks or processors, 1024)
     run = grid_run(task, seeds, updates)
     crowd = fixed_rates(task, (2, 10, 40), run["networks"], 512)
-    shares = {
-        name: busy(run, cost_of(known, processors), processors)
-        for name, known in (("busy", rates), ("busy as crowded", crowd))
-    }
-    del run["each"]
-    return {"fixed": rates, "crowd": crowd, "grid": {**run, **shares}}
+    cost = cost_of(rates, processors)
+    run["busy"], run["busy as crowded"] = (busy(run, known, processors) for known in (cost, cost_of(crowd, processors)))
+    run["longest"] = max(made * cost(cells) for made, cells in run.pop("each"))  # seconds that one network takes alone
+    return {"fixed": rates, "crowd": crowd, "grid": run}
 
 
 if __name__ == "__main__":
