@@ -136,6 +136,7 @@ sweep parity --taus 0.1,-1 => --tau: expected a number of at least 0, got -1.0
 sweep parity --seeds 0 => --seeds: expected a number of at least 1, got 0
 sweep parity --seeds -3 => --seeds: expected a number of at least 1, got -3
 sweep parity --processes 0 => --processes: expected a number of at least 1, got 0
+sweep parity --max-minutes 0 => --max-minutes: expected a positive number, got 0.0
 sweep parity --engine cloud => 'cloud'
 sweep parity --seed 3 => perhaps you meant --seeds
 sweep parity --results tables => tables/parity.csv, line 1: expected the columns

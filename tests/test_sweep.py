@@ -13,7 +13,7 @@ import torch
 
 from pondertime import results, sweep
 from pondertime.cli import main
-from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, make_config, paper_grid
+from pondertime.config import ConfigError, Interrupted, OutOfTime, RunError, TrainConfig, make_config, paper_grid
 from pondertime.runs import RunFolder
 from pondertime.sweep import Places, home, inline, plan, run_job, unfinished
 from pondertime.train import train
@@ -105,6 +105,9 @@ def test_a_grid_on_a_gpu_is_one_job(tmp_path: Path):
             unfinished([replace(c, hidden_size=8) for c in every], places)
     big = plan(small("addition"), (0.5, 0.25), 2, baseline=True)
     assert [(j.taus, j.members, j.tau) for j in sweep.together(big, places)] == [((0.5, 0.25), 2, None), ((), 2, None)]
+    # Several processes share the taus out.
+    big = plan(small("addition"), (0.5, 0.25, 0.125), 2, baseline=False)
+    assert [(j.taus, j.tau) for j in sweep.together(big, places, 2)] == [((0.5, 0.25), None), ((), 0.125)]
 
 
 def test_stacks_fit_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +242,16 @@ def test_an_interrupt_stops_the_sweep(places: Places, monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         outcomes(inline(configs(), places, 1))
     assert len(unfinished(configs(), places)) == 4
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_sweep_that_is_out_of_time_goes_on_later(places: Places, processes: int):
+    every = configs()
+    with pytest.raises(OutOfTime, match=r"stopped by --max-minutes"):
+        outcomes(inline(every, replace(places, deadline=time.monotonic()), processes))
+    assert unfinished(every, places) == every
+    assert len(outcomes(inline(every, replace(places, deadline=time.monotonic() + 600), processes))) == len(every)
+    assert_rows_equal_results(places, every)
 
 
 def sweep_elsewhere(every: list[TrainConfig], places: Places) -> None:

@@ -5,9 +5,11 @@ torch is imported by the commands that need it, so help is there at once.
 
 import contextlib
 import io
+import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +40,7 @@ from pondertime.flags import (
     TaskArgument,
     Whole,
     check_count,
+    check_minutes,
     optional,
     parse_taus,
     pick_device,
@@ -88,8 +91,7 @@ class Train(NetworkFlags):
         config = self.config()
         if self.until_error is not None and not 0 < self.until_error <= 1:
             raise ConfigError(f"--until-error: expected a share between 0 and 1, got {self.until_error}")
-        if self.max_minutes is not None and not self.max_minutes > 0:
-            raise ConfigError(f"--max-minutes: expected a positive number, got {self.max_minutes}")
+        check_minutes(self.max_minutes)
         device = pick_device(self.device, self.backend, config.workers)
         from pondertime.runs import RunFolder
         from pondertime.train import train
@@ -186,7 +188,9 @@ class Sweep(NetworkFlags):
     engine: Literal["inline"] = "inline"
     """Where they are trained: in processes of this machine."""
     processes: Whole = 1
-    """How many; the seeds of a tau may share one."""
+    """How many; the seeds of a tau may share one, on a GPU several taus."""
+    max_minutes: OptionalReal = None
+    """Stop after this time, with checkpoints."""
     dry_run: bool = False
     """Only say what would run, and about how long."""
     runs: Path = Path("runs")
@@ -201,10 +205,12 @@ class Sweep(NetworkFlags):
         base = make_config(self.task, self.preset, tau=taus[0], **self.overrides())
         check_count("seeds", self.seeds)
         check_count("processes", self.processes)
+        check_minutes(self.max_minutes)
         device = pick_device(self.device, self.backend, base.workers)
         from pondertime import sweep
 
-        places = sweep.Places(self.runs, self.results, device, self.backend)
+        deadline = math.inf if self.max_minutes is None else time.monotonic() + 60 * self.max_minutes
+        places = sweep.Places(self.runs, self.results, device, self.backend, deadline)
         every = sweep.plan(base, taus, self.seeds, baseline=not self.no_baseline)
         todo = sweep.unfinished(every, places)
         say(f"{self.task}: {len(every)} networks, {len(every) - len(todo)} done, {len(todo)} to train on {device}")
@@ -244,7 +250,7 @@ class Sweep(NetworkFlags):
         if len(todo) > 5:
             say(f"  and {len(todo) - 5} more")
         if todo:
-            jobs = sweep.together(todo, places)
+            jobs = sweep.together(todo, places, self.processes)
             seconds = sweep.estimate(jobs[0], places.device, self.backend) / jobs[0].size * sum(j.size for j in jobs)
             say(f"about {sweep.total_time(seconds / self.processes)} at the speed of the first updates")
 

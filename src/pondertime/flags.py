@@ -107,6 +107,11 @@ def check_count(name: str, value: int) -> None:
         raise ConfigError(f"{flag(name)}: expected a number of at least 1, got {value}")
 
 
+def check_minutes(value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ConfigError(f"--max-minutes: expected a positive number, got {value}")
+
+
 def pick_device(device: str, backend: str, workers: int = 1) -> str:
     """The device to run on, checked; ``auto`` is a GPU if there is one and Hogwild does not need the CPU."""
     import torch

@@ -54,6 +54,12 @@ class Places:
     results: Path
     device: str = "cpu"
     backend: str = "auto"
+    deadline: float = math.inf  # by time.monotonic; what has not ended then stops, with a checkpoint
+
+    @property
+    def minutes_left(self) -> float | None:
+        """None: as many as it takes."""
+        return None if self.deadline == math.inf else (self.deadline - time.monotonic()) / 60
 
     @property
     def on_gpu(self) -> bool:
@@ -145,10 +151,11 @@ def home(
     return alone, config
 
 
-def together(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
+def together(configs: list[TrainConfig], places: Places, processes: int = 1) -> list[TrainConfig]:
     """What is trained at once: the seeds of a tau, or on a GPU the whole grid, where that is quicker.
 
-    What was begun goes on as it was.
+    Stacked networks wait for each other at every update, so several processes share their taus out. What was begun
+    goes on as it was.
     """
     jobs: list[TrainConfig] = []
     fresh: list[TrainConfig] = []
@@ -169,6 +176,7 @@ def together(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
     taus, some = list(dict.fromkeys(c.tau for c in halting)), 1
     if halting:
         some = max(1, stacked_together(halting[0], places) * len(taus) // len(halting))
+        some = min(some, math.ceil(len(taus) / processes))
     for first in range(0, len(taus), some):
         here = [c for c in fresh if c.tau in taus[first : first + some]]
         grid = whole_grid(here)
@@ -232,7 +240,7 @@ def estimate(job: TrainConfig, device: str, backend: str) -> float:
 def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
     """Train the networks of a job and add them to the result tables."""
     folder = RunFolder(places.runs / job.name)
-    result = train(job, folder, device=places.device, backend=places.backend)
+    result = train(job, folder, device=places.device, backend=places.backend, max_minutes=places.minutes_left)
     loaded = folder.load_networks(range(job.size), backend=places.backend)
     task, networks = loaded[0][1], [network.to(places.device) for _, _, network in loaded]
     points: dict[int, list[dict[str, Any]]] = {}
@@ -311,7 +319,7 @@ def attempt(job: TrainConfig, places: Places) -> list[Outcome]:
 
 def inline(configs: list[TrainConfig], places: Places, processes: int) -> Iterator[Outcome]:
     """Train the networks here, in this process or in several; a network that fails does not stop the rest."""
-    jobs, asked = together(configs, places), set(configs)
+    jobs, asked = together(configs, places, processes), set(configs)
     outcomes = side_by_side(jobs, places, processes) if processes > 1 else one_by_one(jobs, places)
     # A job may hold networks that were done before.
     yield from ((config, outcome) for config, outcome in outcomes if config in asked)
