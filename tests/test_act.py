@@ -229,3 +229,15 @@ def test_other_layers_are_refused() -> None:
         make("memory").to_rnn()
     with pytest.raises(TypeError, match=r"expected an nn.RNN, nn.GRU or nn.LSTM, got LSTMCell"):
         pt.ACT.from_lstm(make_cell("lstm", 3, 4))  # type: ignore[bad-argument-type]
+
+
+def test_a_read_out_that_is_no_module():
+    """It may do anything, so it is called on every update."""
+    torch.manual_seed(0)
+    net: Any = pt.ACT(nn.LSTMCell(4, 8), None, halt_bias=-1.0)
+    net.output = lambda v: (v * v).sum(-1, keepdim=True)
+    assert net.resolve("cpu") == "compact"
+    x = torch.randn(3, 5, 3)
+    found = net(x).output
+    net.backend = "reference"
+    assert_same(found, net(x).output, torch.float32)

@@ -91,8 +91,9 @@ def is_torch_cell(cell: nn.Module) -> bool:
 
 def modules_of(net: Any) -> tuple[Any, Any, Any]:
     """Cell, halting unit and read-out of a network, without torch's look elsewhere."""
-    modules = net._modules
-    return modules["cell"], modules["halt"], modules.get("output")
+    modules, own = net._modules, net.__dict__
+    # What is no module, such as None, is an attribute like any other.
+    return modules["cell"], modules["halt"], own["output"] if "output" in own else modules["output"]
 
 
 def parameter(module: nn.Module, name: str) -> Any:

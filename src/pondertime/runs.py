@@ -199,11 +199,14 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunError(f"{self.path}: another process is training this run") from None
+            if os.fstat(file.fileno()).st_nlink == 0:
+                raise RunError(f"{self.path}: another process could not train this run and has just left it")
             try:
                 yield
             finally:
-                if fresh and [p.name for p in self.path.iterdir()] == ["lock"]:
-                    shutil.rmtree(self.path, ignore_errors=True)
+                with contextlib.suppress(FileNotFoundError):
+                    if fresh and os.listdir(self.path) == ["lock"]:
+                        shutil.rmtree(self.path, ignore_errors=True)
 
     def save(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> None:
         """Write a checkpoint: groups of tensors (model, optimiser) and counters."""

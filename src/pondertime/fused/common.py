@@ -69,6 +69,11 @@ def stream_of(device: torch.device) -> int:
     return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
 
 
+def capturing(stream: int) -> bool:
+    """Whether calls on the current stream, this one, are being recorded; none are on the default stream."""
+    return stream != 0 and torch.cuda.is_current_stream_capturing()
+
+
 def each(function: Callable[[Tensor], Tensor], tensors: Iterable[Tensor | None]) -> Inputs:
     """A function of every tensor that is there."""
     made: Any = (None if a is None else function(a) for a in tensors)

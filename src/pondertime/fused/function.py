@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pondertime.cells import Network, hooked, modules_of, parameter
 from pondertime.fused import calls, native
-from pondertime.fused.common import Grads, Inputs, Outputs, Rules, kind_of, stream_of
+from pondertime.fused.common import Grads, Inputs, Outputs, Rules, capturing, kind_of, stream_of
 from pondertime.halting import State
 from pondertime.reference import Recorder, Result, read_out_after
 
@@ -110,8 +110,7 @@ def fused_networks(inputs: Inputs, rules: Rules, *, plain: bool = False) -> Outp
 def first_state(weight: Tensor, B: int, H: int) -> Tensor:
     """Zeros, which nobody writes to; on a GPU, where a call costs more than the numbers, the same ones each time."""
     stream = stream_of(weight.device)
-    capturing = stream and torch.cuda.is_current_stream_capturing()  # none is made on the default stream
-    if not weight.is_cuda or torch._C._len_torch_dispatch_stack() or capturing:
+    if not weight.is_cuda or torch._C._len_torch_dispatch_stack() or capturing(stream):
         return weight.detach().new_zeros(B, H)
     return kept_zeros(B, H, weight.device, stream)
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import GRU, Grads, Inputs, Outputs, Rules, Update, padded, stream_of
+from pondertime.fused.common import GRU, KINDS, Grads, Inputs, Outputs, Rules, Update, capturing, padded, stream_of
 from pondertime.fused.triton_backward import backward_kernel
 from pondertime.fused.triton_forward import forward_kernel
 from pondertime.fused.triton_plan import Plan
-from pondertime.fused.triton_run import EXTRAS, Run, contiguous
+from pondertime.fused.triton_run import EXTRAS, Run, contiguous, is_small
 from pondertime.fused.triton_tape import FLOAT32, HALF, TF32
 from pondertime.fused.triton_weights import weights_kernel
 
@@ -24,9 +24,8 @@ _counters: dict[tuple[torch.device, int], Tensor] = {}
 MOST_PROJECTED, MOST_READ_OUT = 128, 16
 # Row groups that may wait for each other at once: no more than programs fit a device.
 MOST_GROUPS = 1024
-# The side of a tile of the derivatives by the weights, and up to how many multiplications, at one update an input
-# step, a kernel of ours makes them.
-TILE, SMALL_PRODUCT = 64, 2**26
+# The side of a tile of the derivatives by the weights; up to how many rows, at one update a step, they are a loop over.
+TILE, FEW_ROWS = 64, 1024
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,13 @@ def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int, precisi
 
 def counters(device: torch.device) -> Tensor:
     """Zeros for the barriers of one launch at a time, which leaves them zeros."""
-    key = (device, stream_of(device))
-    if key not in _counters:
-        _counters[key] = torch.zeros(2 * MOST_GROUPS, dtype=torch.int32, device=device)
-    return _counters[key]
+    stream = stream_of(device)
+    made = None if capturing(stream) else _counters.get((device, stream))
+    if made is None:
+        made = torch.zeros(2 * MOST_GROUPS, dtype=torch.int32, device=device)
+        if not capturing(stream):  # else the recording's own
+            _counters[device, stream] = made
+    return made
 
 
 class LoopPlan:
@@ -105,21 +107,16 @@ class LoopPlan:
         shares = (1 + self.out) * 2 * self.slot * blocks.CG
         self.work = plan.E * (4 * plan.B * plan.H + shares)
         self.counts = plan.E * (self.groups + plan.T * plan.B)
-        self.scratch: dict[int, tuple[Tensor, Tensor]] = {}  # by stream
+        self.scratch: dict[int, tuple[Tensor, Any]] = {}  # by stream
         # The mean state is made where somebody wants it: the caller, the read-out, or its derivative.
         self.mean: tuple[int, ...] | None = None
         if plan.out == 0:
             self.mean = (*plan.front, plan.T, plan.B, plan.H)
         elif self.out == 0 or keep:
             self.mean = (*plan.front, plan.T * plan.B, plan.H + EXTRAS)
-        # The derivatives by the weights come from a kernel of their own where that is little work.
-        rows, columns = plan.S + 1 + self.out, plan.H + self.extra
-        self.own = self.inside > 0 and plan.out == self.out and plan.T * self.slot * rows * columns <= SMALL_PRODUCT
-        self.tiles = -(-rows // TILE), -(-columns // TILE), plan.E
-        self.weights = plan.meta(
-            {k: self.sizes[k] for k in ("BR", "PRECISION", "XI", "OUT")}, RG=1 << (self.groups - 1).bit_length(),
-            BM=min(TILE, padded(rows)), BN=min(TILE, padded(columns)), BK=32,
-        )  # fmt: skip
+        # The derivatives by the weights come from a kernel of their own where its loop is short.
+        self.own = self.inside > 0 and plan.out == self.out and is_small(plan, self.slot)
+        self.own = self.own and plan.T * self.slot <= FEW_ROWS
         self.lay_out(plan)
         self.forward = plan.meta(
             self.sizes, RAGGED=plan.ragged, KEEP=keep, MEAN=self.mean is not None, BIAS=plan.biased,
@@ -127,8 +124,13 @@ class LoopPlan:
         )  # fmt: skip
 
     def lay_out(self, plan: Plan) -> None:
-        """Where the derivatives by the weights lie, one after the other: shape, strides and first number of each."""
-        H, S = plan.H, plan.S
+        """How the derivatives by the weights are made, and where they lie: shape, strides and first number of each."""
+        H, S, rows, columns = plan.H, plan.S, plan.S + 1 + self.out, plan.H + self.extra
+        self.tiles = -(-rows // TILE), -(-columns // TILE), plan.E
+        self.weights = {"CELL": KINDS.index(plan.kind), "SLOTS": plan.kind.slots}
+        self.weights |= {k: self.sizes[k] for k in ("BR", "PRECISION", "XI", "OUT")}
+        self.weights |= {"RG": 1 << (self.groups - 1).bit_length()}
+        self.weights |= {"BM": min(TILE, padded(rows)), "BN": min(TILE, padded(columns)), "BK": 32}
         shapes = ((S, self.inside + 1), (S, H), (S,), (S,), (1, H), (1,), (self.out, H), (self.out,))
         self.places, self.total = [], sum(math.prod(shape) for shape in shapes)
         at = 0
@@ -162,11 +164,10 @@ class LoopRun(Run):
             half = plan.half and not plan.front
             y = self.new(*plan.front, T, B, cut.out, dtype=torch.bfloat16 if half else torch.float32)
         out = self.outputs(mean if y is None else y, zero=False, whole=True)
-        work, self.counts = self.scratch()
-        self.tape = work
-        if self.keep:
-            self.counts = self.new(cut.counts, dtype=torch.int32)
-            self.tape = self.new_tape(self.capacity * cut.slot)
+        work, counts = self.scratch()
+        self.tape, self.counts = work, counts
+        if counts is None:
+            self.tape, self.counts = self.new_tape(self.capacity * cut.slot), self.new(cut.counts, dtype=torch.int32)
         x = contiguous(i.x)[0] if self.inside or cut.project else None
         xw = None if cut.project else self.project()
         given = (i.weight_ih, i.weight_hh, i.bias_ih, i.bias_hh, i.halt, i.halt_bias, self.lengths, i.h, i.c)
@@ -180,16 +181,16 @@ class LoopRun(Run):
             self.mean = mean
         return out
 
-    def scratch(self) -> tuple[Tensor, Tensor]:
-        """Memory that a launch uses and no one after it, numbers and counts: the next on its stream has the same."""
+    def scratch(self) -> tuple[Tensor, Any]:
+        """Memory that a launch uses and no one after it, so that the next on its stream has the same: numbers, and
+        counts where no way back needs them."""
         kept, stream = self.cut.scratch, stream_of(self.device)
-        capturing = stream and torch.cuda.is_current_stream_capturing()  # none is made on the default stream
-        if stream not in kept or capturing:
-            made = self.new(self.cut.work), self.new(self.cut.counts, dtype=torch.int32)
-            if capturing:
-                return made  # the recording's own
-            kept[stream] = made
-        return kept[stream]
+        made = None if capturing(stream) else kept.get(stream)
+        if made is None:
+            made = self.new(self.cut.work), None if self.keep else self.new(self.cut.counts, dtype=torch.int32)
+            if not capturing(stream):  # else the recording's own
+                kept[stream] = made
+        return made
 
     @property
     def rows(self) -> int:
@@ -207,13 +208,13 @@ class LoopRun(Run):
 
     def backward(self, d: Grads, *, x: bool) -> Inputs:
         plan, cut, T, H = self.plan, self.cut, self.T, self.H
-        if not cut.own or self.capacity < T * plan.limit or (cut.out and d.y is None):
+        if not cut.own:
             return super().backward(d, x=x)
         # The tape had room for whatever was needed: the host need not know what that was.
         d_y, mean = None, None
-        if cut.out and d.y is not None:
-            mean, d_y = self.mean, self.masked(d.y.contiguous()).float()
-            d = d._replace(y=d_y)
+        if cut.out:
+            d_y = self.new(self.E, T, self.B, cut.out, zero=True) if d.y is None else d.y.contiguous().float()
+            mean, d = self.mean, d._replace(y=d_y)
         d_xw, d_h, d_c = self.loop_back(d, 0, x=x)
         made = self.new(self.E * cut.total)
         self.starter(

@@ -115,8 +115,7 @@ class Run:
         """Updates that a tape of so many rows an update has room for."""
         plan = self.plan
         most = plan.T * plan.limit
-        each = 4 * self.E * rows * self.H * (plan.kind.slots + plan.kind.leaves)
-        if plan.forced or most * each <= self.roomy * SMALL_TAPE:
+        if is_small(plan, rows, self.roomy):
             return most
         return min(most, int(1.1 * (plan.updates or 8 * plan.T)) + 2)
 
@@ -265,6 +264,12 @@ class Run:
         else:
             by_look_up(i, d_xw, d_weight)
         return d_weight
+
+
+def is_small(plan: Plan, rows: int, roomy: int = 1) -> bool:
+    """Whether a tape of so many rows an update has room for the largest number of updates."""
+    each = 4 * plan.E * rows * plan.H * (plan.kind.slots + plan.kind.leaves)
+    return plan.forced or plan.T * plan.limit * each <= roomy * SMALL_TAPE
 
 
 def aligned(size: int) -> int:

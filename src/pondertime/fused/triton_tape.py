@@ -5,7 +5,7 @@ A row of the tape is one update of one row of the batch. prev: s^{n-1}, a one, x
 gates: the activations, in the backward pass the derivatives by a; then the derivative by the logit of update n - 1,
 then room.
 Rows without an update are zeros by the end of the backward pass, so that one product over the tape gives the
-derivatives by the weights.
+derivatives by the weights; ``triton_weights`` does without the slots that no row of a group needs.
 """
 
 import triton

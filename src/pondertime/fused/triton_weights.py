@@ -14,14 +14,17 @@ from pondertime.fused.triton_tape import EXTRA, FLOAT32, HALF, tape_parts
 
 @triton.jit
 def added(acc, a, b, PRECISION: tl.constexpr):
-    """acc + a^T b, for a [K, M] and b [K, N]."""
+    """acc + a^T b, for a [K, M] and b [K, N].
+
+    Tensor cores round sums towards 0: in float32 they add up no more than K numbers.
+    """
     a = tl.trans(a)
     if PRECISION == FLOAT32:
         big_a = leading(a)
         big_b = leading(b)
-        acc = tl.dot(a - big_a, big_b, acc, input_precision="tf32")
-        acc = tl.dot(big_a, b - big_b, acc, input_precision="tf32")
-        return tl.dot(big_a, big_b, acc, input_precision="tf32")
+        part = tl.dot(a - big_a, big_b, input_precision="tf32")
+        part = tl.dot(big_a, b - big_b, part, input_precision="tf32")
+        return acc + tl.dot(big_a, big_b, part, input_precision="tf32")
     if PRECISION == HALF:
         return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
     return tl.dot(a, b, acc, input_precision="tf32")
@@ -30,9 +33,8 @@ def added(acc, a, b, PRECISION: tl.constexpr):
 @triton.jit(do_not_specialize=["T", "capacity"])
 def weights_kernel(
     tape, counts, mean, d_y, made, T, B, H, capacity, wide, mean_wide, total,
-    CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, FORCED: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr, XI: tl.constexpr,
-    OUT: tl.constexpr,
+    CELL: tl.constexpr, SLOTS: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr, XI: tl.constexpr,
+    OUT: tl.constexpr, RG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """A tile of the product. ``made [E, total]``: by W_x with the flag's column, W_h, b_x, b_h, the halting unit's
     weight and bias, W_y and b_y; RG: the row groups, rounded up."""
