@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -156,3 +157,10 @@ def test_hogwild_of_other_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     folder = RunFolder(tmp_path / "run")
     train(small("wikipedia", data="excerpt", length=20, workers=2, iterations=10), folder)
     assert result(folder)["updates"] == 20
+
+
+def test_sums_are_read_whole():
+    crew: Any = SimpleNamespace(written=torch.tensor([4, 7]), sums=torch.ones(2, 3), rows=torch.zeros(2, 3))
+    for rank in range(2):
+        Crew.read(crew, rank)
+    assert crew.rows.tolist() == [[1, 1, 1], [0, 0, 0]]  # the second is being written

@@ -13,6 +13,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from pondertime.batches import measure_every
 from pondertime.config import RunError, TrainConfig
 from pondertime.learner import Diverged, Learner, Weights
 from pondertime.networks import build
@@ -20,6 +21,7 @@ from pondertime.runs import make_task
 from pondertime.train import Session
 
 POLL_SECONDS = 0.05
+READS = 1000  # until a worker's sums are whole
 
 
 def work(
@@ -29,6 +31,7 @@ def work(
     weights: Weights,
     counters: Tensor,
     sums: Tensor,
+    written: Tensor,
     halt: Tensor,
     fault: Any,
 ) -> None:
@@ -41,12 +44,16 @@ def work(
     task = make_task(config)
     network = build(config, task, backend=backend)
     learner = Learner(config, task, network, "cpu", rank, weights)
-    learner.sums = sums[rank]
     try:
         for i in range(int(counters[rank]), config.iterations):
             if halt.item() or (i % 20 == 0 and main is not None and not main.is_alive()):
                 return
             learner.update(i)
+            if i % measure_every(config) == 0:
+                # Odd while they are written: nobody shall read half of a batch.
+                written[rank] += 1
+                sums[rank] = learner.sums
+                written[rank] += 1
             counters[rank] = i + 1
     except Exception as error:
         diverged = isinstance(error, Diverged)
@@ -63,13 +70,15 @@ class Crew:
         self.learner = session.learner
         self.counters = torch.tensor(self.learner.iterations).share_memory_()
         self.sums = torch.zeros(config.workers, *self.learner.sums.shape, dtype=torch.float64).share_memory_()
-        self.seen = self.sums.sum(0)
+        self.written = torch.zeros(config.workers, dtype=torch.int64).share_memory_()
+        self.rows = self.sums.clone()  # as they were last read
+        self.seen = self.rows.sum(0)
         self.halt = torch.zeros((), dtype=torch.int64).share_memory_()
         context: Any = mp.get_context("forkserver")
         # Adam loads torch._dynamo, which takes longer than all the rest: once, not in every worker.
         context.set_forkserver_preload(["pondertime.hogwild", "torch._dynamo"])
         self.fault = context.SimpleQueue()
-        shared = (self.learner.weights, self.counters, self.sums, self.halt, self.fault)
+        shared = (self.learner.weights, self.counters, self.sums, self.written, self.halt, self.fault)
         self.workers: list[BaseProcess] = [
             context.Process(target=work, args=(rank, config, self.learner.backend, *shared), daemon=True)
             for rank in range(config.workers)
@@ -94,9 +103,19 @@ class Crew:
     def collect(self) -> None:
         """Take over what the workers have counted; their sums only grow."""
         self.learner.iterations = self.counters.tolist()
-        now = self.sums.sum(0)
+        for rank in range(len(self.workers)):
+            self.read(rank)
+        now = self.rows.sum(0)
         self.learner.sums += now - self.seen
         self.seen = now
+
+    def read(self, rank: int) -> None:
+        """A worker's sums; the last ones if it is writing them all the while, or died over it."""
+        for _ in range(READS):
+            before, row = int(self.written[rank]), self.sums[rank].clone()
+            if before % 2 == 0 and before == int(self.written[rank]):
+                self.rows[rank] = row
+                return
 
     def death(self) -> RunError | None:
         """Why a worker ended early, if one did."""
