@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 import pondertime.learner as learners
 from compare import assert_same
 from pondertime.config import TrainConfig, make_config
-from pondertime.ensemble.gpu import GpuGroup, why_not_gpu_group
+from pondertime.ensemble.gpu import AHEAD, PACKING, GpuGroup, eagerness, why_not_gpu_group
 from pondertime.runs import make_task
 from pondertime.tasks.logic import Logic
 from pondertime.train import make_learner
@@ -55,6 +56,18 @@ def assert_each_is_itself(group: GpuGroup, updates: int) -> None:
     assert worst["flips"] <= 1, worst
     assert worst["moments"] <= bound["moments"] and worst["sums"] <= bound["sums"], worst
     assert worst["weights"] <= bound["weights"] * 2e-3, worst
+
+
+def test_networks_with_a_small_tau_go_ahead() -> None:
+    eager = eagerness([0.1, None, 0.001, 0.1])
+    assert eager == pytest.approx([AHEAD**0.5, 1, AHEAD, AHEAD**0.5]) and eagerness([0.1, 0.1]) == [1, 1]
+    group: Any = SimpleNamespace(eagerness=eager, cost=[6.0] * 4, quantum=100, per_chunk=1000, programs=2)
+    shares = GpuGroup._budgets(group, {0: 1000.0, 1: 1000.0, 2: 1000.0, 3: 1000.0})
+    # The first gets a whole program, the others what is left, a little less than fits.
+    assert shares[2] == 100 and shares[0] == shares[3] == pytest.approx(AHEAD**0.5 * shares[1])
+    assert sum(shares.values()) == pytest.approx(100 + 100 * PACKING)
+    # Nobody gets more than it has to do.
+    assert GpuGroup._budgets(group, {1: 1000.0, 2: 5.0}) == {1: 100, 2: 5}
 
 
 @pytest.mark.parametrize(

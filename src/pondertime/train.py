@@ -81,8 +81,8 @@ class Session:
 
     @property
     def iteration(self) -> int:
-        """Iterations made: those of the one worker, or of the mean one."""
-        return self.updates // self.config.workers
+        """Iterations made: those of the one worker and network, or of the mean one."""
+        return self.learner.work // (self.config.size * self.config.workers)
 
     @property
     def elapsed(self) -> float:

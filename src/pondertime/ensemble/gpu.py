@@ -2,7 +2,8 @@
 
 Programs, one a multiprocessor, take networks from a queue. A launch gives every network a budget of cell updates in
 proportion to the work it has left, but never more than a program can do, and takes the longest first: no program is
-idle while there is work. What a network computes does not depend on its budgets.
+idle while there is work. Networks with a small time penalty go ahead: if one comes to ponder long, there is work left
+for the other programs meanwhile. What a network computes does not depend on its budgets.
 """
 
 import math
@@ -19,6 +20,7 @@ from pondertime.tasks import Task
 
 CHUNK = 1536  # batches that are drawn at once: fewer calls, more memory
 PACKING = 0.92  # how full programs get that take one network after the other
+AHEAD = 8  # times the share of a network with the largest time penalty, for one with the smallest
 SLOTS = 32  # intervals a network may close before they are taken
 SHARED = ("task", "batch_size", "hidden_size", "max_steps", "epsilon", "log_every", "bits", "placement")
 PRECISIONS = ("bfloat16", "tf32", "float32")
@@ -62,6 +64,7 @@ class GpuGroup:
         self.iterations, self.stopped = [0] * E, [False] * E
         self.cost = [5.0] * E  # of an update, in cell updates
         self.cells = [0] * E
+        self.eagerness = eagerness([c.tau for c in configs])
         self._take_weights([build(c, task).state_dict() for c in configs])
         self.settings = self._tensor([settings(c) for c in configs], torch.float64)
         self.K = len(SUMS) + config.max_steps + 1
@@ -145,22 +148,23 @@ class GpuGroup:
         self.kernel.launch(self, self._tensor(schedule, torch.int32), len(order), until)
 
     def _budgets(self, work: dict[int, float]) -> dict[int, float]:
-        """Share a launch out in proportion to the work left, at most all of one program each."""
+        """Share a launch out in proportion to the work left and to eagerness, at most all of one program each."""
         # A network should not use up its ring in one launch.
         cost = sum(self.cost[e] for e in work) / len(work)
         most = min(float(self.quantum), self.per_chunk / 2 * cost * max(1.0, len(work) / self.programs))
-        left, room, budgets = sum(work.values()), most * self.programs, {}
+        shares = {e: work[e] * self.eagerness[e] for e in work}
+        left, room, budgets = sum(shares.values()), most * self.programs, {}
         packed = False
-        for e in sorted(work, key=lambda e: -work[e]):
-            if work[e] * room >= most * left:
+        for e in sorted(work, key=lambda e: -shares[e]):
+            if shares[e] * room >= most * left:
                 budgets[e] = min(most, work[e])
             else:
                 # Beside networks that fill their program, the others must fit in the same time.
                 if budgets and not packed:
                     room *= PACKING
                 packed = True
-                budgets[e] = min(most, work[e], work[e] * room / left)
-            left, room = left - work[e], room - budgets[e]
+                budgets[e] = min(most, work[e], shares[e] * room / left)
+            left, room = left - shares[e], room - budgets[e]
         return budgets
 
     def _read(self) -> None:
@@ -228,6 +232,13 @@ class GpuGroup:
         if sums is not None:
             self._sums.copy_(sums)
         self.ring.start(self.iterations)
+
+
+def eagerness(taus: list[float | None]) -> list[float]:
+    """How much more than in proportion to its work a network gets: from AHEAD for the smallest tau down to 1."""
+    order = sorted({math.inf if tau is None else tau for tau in taus}, reverse=True)
+    steps = max(1, len(order) - 1)
+    return [AHEAD ** (order.index(math.inf if tau is None else tau) / steps) for tau in taus]
 
 
 def settings(config: TrainConfig) -> list[float]:
