@@ -59,22 +59,22 @@ def test_a_small_parity_is_learned(tmp_path: Path, workers: int, iterations: int
 
 
 def test_an_interrupt_stops_all_workers_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    config, folder = small(workers=2, iterations=100), RunFolder(tmp_path / "run")
+    config, folder = small(workers=2, iterations=2000), RunFolder(tmp_path / "run")
     with monkeypatch.context() as patch:
         when_under_way(patch, lambda crew: signal.raise_signal(signal.SIGINT))
         with pytest.raises(Interrupted, match=r"stopped at iteration \d+; checkpoint in .* the same command goes on"):
             train(config, folder)
     assert not multiprocessing.active_children()
-    assert 30 <= updates(folder) < 200
+    assert 30 <= updates(folder) < 4000
     first = weights(folder)
-    assert train(config, folder)["updates"] == 200
+    assert train(config, folder)["updates"] == 4000
     assert weights(folder) != first
     counted, expected = measured(folder, config)
     assert counted == expected, "what was measured before the interrupt is not lost, nor counted twice"
 
 
 def test_a_worker_that_is_killed_is_reported_and_the_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    config, folder = small(workers=3, iterations=100), RunFolder(tmp_path / "run")
+    config, folder = small(workers=3, iterations=2000), RunFolder(tmp_path / "run")
     with monkeypatch.context() as patch:
         when_under_way(patch, lambda crew: os.kill(crew.workers[1].pid or 0, signal.SIGKILL))
         with pytest.raises(
@@ -82,8 +82,8 @@ def test_a_worker_that_is_killed_is_reported_and_the_run_resumes(tmp_path: Path,
         ):
             train(config, folder)
     assert not multiprocessing.active_children()
-    assert 45 <= updates(folder) < 300 and folder.result() is None
-    assert train(config, folder)["updates"] == 300
+    assert 45 <= updates(folder) < 6000 and folder.result() is None
+    assert train(config, folder)["updates"] == 6000
     counted, expected = measured(folder, config)
     # The dead one may have measured an update that it did not live to count.
     assert abs(counted - expected) <= config.batch_size
