@@ -95,6 +95,7 @@ train parity --epsilon 1 => --epsilon: expected a number between 0 and 1, got 1.
 train parity --halt-bias inf => --halt-bias: expected a finite number, got inf
 train parity --learning-rate 0 => --learning-rate: expected a positive number, got 0.0
 train parity --clip 0 => --clip: expected a positive number, got 0.0
+train parity --rate-decay -1 => --rate-decay: expected 0 or more, got -1
 train parity --tau-warmup -1 => --tau-warmup: expected 0 or more, got -1
 train parity --until-error 5 => --until-error: expected a share between 0 and 1, got 5.0
 train parity --max-minutes 0 => --max-minutes: expected a positive number, got 0.0

@@ -42,7 +42,7 @@ def configs(task: str, **options: Any) -> list[TrainConfig]:
     shared: dict[str, Any] = {"iterations": 100, "log_every": 2, "halt_bias": -1.0, **options}
     return [
         make_config(task, tau=0.01, seed=0, learning_rate=1e-3, clip=0.1, **shared),
-        make_config(task, tau=0.0003, seed=1, learning_rate=2e-3, **shared),
+        make_config(task, tau=0.0003, seed=1, learning_rate=2e-3, rate_decay=2, **shared),
         make_config(task, force_steps=3, seed=9, learning_rate=1e-3, **shared),
     ]
 

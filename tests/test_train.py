@@ -16,7 +16,7 @@ from pondertime import train as training
 from pondertime.batches import Batches
 from pondertime.config import Interrupted, OutOfTime, TrainConfig, make_config
 from pondertime.learner import Diverged, Learner
-from pondertime.runs import RunFolder, make_task
+from pondertime.runs import RunFolder, build_all, make_task
 from pondertime.train import train
 from small_runs import assert_same_run, contents, kill_often, metrics, result, small, trained, updates, weights
 
@@ -251,3 +251,14 @@ def test_plain_calls_resume_bit_for_bit(tmp_path: Path):
     broken = trained(tmp_path / "broken", replace(config, iterations=23), backend="fused-calls")
     train(config, broken, backend="fused-calls")
     assert weights(broken) == weights(unbroken)
+
+
+@pytest.mark.parametrize("i", [0, 30])
+def test_the_rate_falls(i: int):
+    """The first update of Adam moves a weight by the learning rate, whatever its gradient is."""
+    config = small(learning_rate=1e-3, rate_decay=10)
+    task = make_task(config)
+    learner = Learner(config, task, build_all(config, task), "cpu")
+    before = learner.weights.all.clone()
+    learner.update(i)
+    assert float((learner.weights.all - before).abs().max()) == pytest.approx(1e-3 / math.sqrt(1 + i / 10), rel=1e-3)

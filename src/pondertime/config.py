@@ -55,6 +55,7 @@ class Preset:
     halt_bias: float = 1.0
     clip: float | None = None
     tau_warmup: int = 0
+    rate_decay: int = 0
     log_every: int = 500  # iterations
 
 
@@ -122,6 +123,11 @@ class TrainConfig:
     length: int | None = None
     members: int = 1  # networks trained at once, with this seed and those after it
     taus: tuple[float | None, ...] = ()  # of a grid, each with all these seeds; None: without ACT
+    rate_decay: int = 0
+
+    def rate_at(self, i: int) -> float:
+        """The learning rate of iteration i: it falls as 1 / sqrt(1 + i / rate_decay), however long a run is to be."""
+        return self.learning_rate / math.sqrt(1 + i / self.rate_decay) if self.rate_decay else self.learning_rate
 
     @property
     def seeds(self) -> range:
@@ -264,8 +270,9 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"--beta2: expected a number from 0 to below 1, got {config.beta2}")
     if config.clip is not None and not config.clip > 0:
         raise ConfigError(f"--clip: expected a positive number, got {config.clip}")
-    if config.tau_warmup < 0:
-        raise ConfigError(f"--tau-warmup: expected 0 or more, got {config.tau_warmup}")
+    for name in ("tau_warmup", "rate_decay"):
+        if getattr(config, name) < 0:
+            raise ConfigError(f"{flag(name)}: expected 0 or more, got {getattr(config, name)}")
     if config.placement not in (None, "prefix", "scatter"):
         raise ConfigError(f"--placement: expected prefix or scatter, got {config.placement}")
     if config.separation is not None and not 0 <= config.separation <= 0.1:

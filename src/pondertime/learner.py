@@ -189,7 +189,7 @@ class Learner:
             return
         gradient = torch.cat([g.reshape(self.members, -1) for g in gradients], 1)
         self.check(i, seen.task_loss, gradient)
-        self.step(gradient)
+        self.step(gradient, config.rate_at(i))
         if i % measure_every(config) == 0:
             self.measure(batch, seen, price)
 
@@ -256,13 +256,13 @@ class Learner:
             # Their weights stay as they are.
             gradient[list(self.failed)], self.weights.exp_avg[list(self.failed)] = 0, 0
 
-    def step(self, gradient: Tensor) -> None:
+    def step(self, gradient: Tensor, rate: float) -> None:
         """Adam."""
         w, config = self.weights, self.config
         with torch.no_grad():
             adam(
                 [w.all], [gradient], [w.exp_avg], [w.exp_avg_sq], [], [w.step], fused=True, amsgrad=False, beta1=0.9,
-                beta2=config.beta2, lr=config.learning_rate, weight_decay=0.0, eps=1e-8, maximize=False,
+                beta2=config.beta2, lr=rate, weight_decay=0.0, eps=1e-8, maximize=False,
             )  # fmt: skip
 
     @torch.no_grad()
