@@ -188,7 +188,7 @@ def test_the_setting_of_a_row() -> None:
     assert setting(row) == (1e-3, 100, 0)
     assert setting(make_row("parity", 0.01, 0, command="-c")) == (4e-3, 3, 0)
     assert setting(make_row("addition", 0.01, 0, preset="paper")) == (1e-4, 20, 0)
-    assert setting(replace(row, command=f"{row.command} --rate-decay 5000")) == (1e-3, 100, 5000)
+    assert setting(replace(row, command=f"{row.command} --cooldown 0.2")) == (1e-3, 100, 0.2)
     assert read_flags("a --b 'c d' --e=f --g") == {"b": "c d", "e": "f", "g": ""}
     assert read_flags("it's --b c") == {"b": "c"}
     both = [row, make_row("parity", 0.02, 0, workers=1, updates=20_000, command="--max-steps 50")]

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +43,7 @@ def configs(task: str, **options: Any) -> list[TrainConfig]:
     shared: dict[str, Any] = {"iterations": 100, "log_every": 2, "halt_bias": -1.0, **options}
     return [
         make_config(task, tau=0.01, seed=0, learning_rate=1e-3, clip=0.1, **shared),
-        make_config(task, tau=0.0003, seed=1, learning_rate=2e-3, rate_decay=2, **shared),
+        replace(make_config(task, tau=0.0003, seed=1, learning_rate=2e-3, cooldown=1.0, **shared), iterations=20),
         make_config(task, force_steps=3, seed=9, learning_rate=1e-3, **shared),
     ]
 

@@ -253,12 +253,12 @@ def test_plain_calls_resume_bit_for_bit(tmp_path: Path):
     assert weights(broken) == weights(unbroken)
 
 
-@pytest.mark.parametrize("i", [0, 30])
-def test_the_rate_falls(i: int):
+@pytest.mark.parametrize(("i", "share"), [(0, 1.0), (48, 1.0), (51, 0.75), (59, 1 / 12)])
+def test_the_rate_falls_to_zero_at_the_end(i: int, share: float):
     """The first update of Adam moves a weight by the learning rate, whatever its gradient is."""
-    config = small(learning_rate=1e-3, rate_decay=10)
+    config = small(iterations=60, learning_rate=1e-3, cooldown=0.2)
     task = make_task(config)
     learner = Learner(config, task, build_all(config, task), "cpu")
     before = learner.weights.all.clone()
     learner.update(i)
-    assert float((learner.weights.all - before).abs().max()) == pytest.approx(1e-3 / math.sqrt(1 + i / 10), rel=1e-3)
+    assert float((learner.weights.all - before).abs().max()) == pytest.approx(1e-3 * share, rel=1e-3)

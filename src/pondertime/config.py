@@ -55,7 +55,7 @@ class Preset:
     halt_bias: float = 1.0
     clip: float | None = None
     tau_warmup: int = 0
-    rate_decay: int = 0
+    cooldown: float = 0.0
     log_every: int = 500  # iterations
 
 
@@ -77,7 +77,9 @@ FAST = {
         PAPER["parity"], iterations=60_000, learning_rate=4e-3, beta2=0.99, workers=1, max_steps=3, clip=1.0
     ),
     "logic": replace(PAPER["logic"], iterations=100_000, learning_rate=1e-3, workers=1, clip=1.0),
-    "addition": replace(PAPER["addition"], iterations=100_000, learning_rate=3e-3, beta2=0.99, workers=1, clip=1.0),
+    "addition": replace(
+        PAPER["addition"], iterations=100_000, learning_rate=3e-3, beta2=0.99, workers=1, clip=1.0, cooldown=0.2
+    ),
     "sort": replace(PAPER["sort"], iterations=100_000, learning_rate=1e-3, workers=1, clip=1.0),
     # With M = 100 pondering ran away within some hundred updates (docs/log.md).
     "wikipedia": replace(PAPER["wikipedia"], iterations=5_000, learning_rate=1e-3, workers=1, max_steps=10, clip=1.0),
@@ -123,11 +125,12 @@ class TrainConfig:
     length: int | None = None
     members: int = 1  # networks trained at once, with this seed and those after it
     taus: tuple[float | None, ...] = ()  # of a grid, each with all these seeds; None: without ACT
-    rate_decay: int = 0
+    cooldown: float = 0.0  # share of the iterations, at the end, over which the learning rate falls to 0
 
     def rate_at(self, i: int) -> float:
-        """The learning rate of iteration i: it falls as 1 / sqrt(1 + i / rate_decay), however long a run is to be."""
-        return self.learning_rate / math.sqrt(1 + i / self.rate_decay) if self.rate_decay else self.learning_rate
+        """The learning rate of iteration i."""
+        last = self.cooldown * self.iterations
+        return self.learning_rate * min(1.0, max(0.0, (self.iterations - i) / last) if last else 1.0)
 
     @property
     def seeds(self) -> range:
@@ -270,9 +273,10 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"--beta2: expected a number from 0 to below 1, got {config.beta2}")
     if config.clip is not None and not config.clip > 0:
         raise ConfigError(f"--clip: expected a positive number, got {config.clip}")
-    for name in ("tau_warmup", "rate_decay"):
-        if getattr(config, name) < 0:
-            raise ConfigError(f"{flag(name)}: expected 0 or more, got {getattr(config, name)}")
+    if config.tau_warmup < 0:
+        raise ConfigError(f"--tau-warmup: expected 0 or more, got {config.tau_warmup}")
+    if not 0 <= config.cooldown <= 1:
+        raise ConfigError(f"--cooldown: expected a share from 0 to 1, got {config.cooldown}")
     if config.placement not in (None, "prefix", "scatter"):
         raise ConfigError(f"--placement: expected prefix or scatter, got {config.placement}")
     if config.separation is not None and not 0 <= config.separation <= 0.1:

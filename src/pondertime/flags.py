@@ -73,8 +73,8 @@ class NetworkFlags:
     """Initial bias of the halting unit."""
     clip: PresetReal = None
     """Clip the gradient's norm; inf: do not."""
-    rate_decay: PresetWhole = None
-    """Iterations N by which the learning rate falls, as 1 / sqrt(1 + i / N); 0: it does not."""
+    cooldown: PresetReal = None
+    """Share of the iterations, at the end, over which the learning rate falls to 0."""
     tau_warmup: PresetWhole = None
     """Iterations over which tau grows from 0."""
     log_every: PresetWhole = None

@@ -39,7 +39,7 @@ MEMORY = 2**36  # bytes of a GPU that nobody can ask
 # What networks of one table have in common, besides the preset.
 SETTINGS = {
     "workers", "learning-rate", "beta2", "batch-size", "hidden-size", "max-steps", "epsilon", "halt-bias", "clip",
-    "tau-warmup", "rate-decay", "bits", "placement", "separation", "data", "length",
+    "tau-warmup", "cooldown", "bits", "placement", "separation", "data", "length",
 }  # fmt: skip
 CURVE_POINTS = 300  # of a learning curve in the result tables
 

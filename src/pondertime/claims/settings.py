@@ -14,19 +14,19 @@ class Setting(NamedTuple):
 
     learning_rate: float
     max_steps: int
-    rate_decay: int
+    cooldown: float
 
 
 def setting(row: Row) -> Setting:
-    """The learning rate, M and the decay of the rate: those of the command, else those of the preset."""
+    """The learning rate, M and the share of its fall: those of the command, else those of the preset."""
     preset = PRESETS[row.preset][row.task]
     flags = read_flags(row.command)
     try:
         rate = float(flags.get("learning-rate", preset.learning_rate))
-        decay = int(flags.get("rate-decay", preset.rate_decay))
-        return Setting(rate, int(flags.get("max-steps", preset.max_steps)), decay)
+        cooldown = float(flags.get("cooldown", preset.cooldown))
+        return Setting(rate, int(flags.get("max-steps", preset.max_steps)), cooldown)
     except ValueError:
-        return Setting(preset.learning_rate, preset.max_steps, preset.rate_decay)
+        return Setting(preset.learning_rate, preset.max_steps, preset.cooldown)
 
 
 def describe(rows: Sequence[Row]) -> str:
@@ -36,7 +36,7 @@ def describe(rows: Sequence[Row]) -> str:
     parts = [
         f"{_range([row.updates for row in rows])} updates",
         f"rate {_range([s.learning_rate for s in settings])}"
-        + (" falling" if any(s.rate_decay for s in settings) else ""),
+        + (", at last falling to 0" if any(s.cooldown for s in settings) else ""),
         f"M {_range([s.max_steps for s in settings])}",
         f"preset {', '.join(sorted({row.preset for row in rows}))}",
     ]

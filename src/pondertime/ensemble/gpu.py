@@ -247,7 +247,8 @@ def settings(config: TrainConfig) -> list[float]:
     log_beta2 = math.log(config.beta2) if config.beta2 else -math.inf
     return [
         config.tau or 0.0, config.learning_rate, log_beta2, config.beta2, config.clip or 0.0,
-        float(config.tau_warmup), float(force), float(force or config.max_steps), float(config.rate_decay),
+        float(config.tau_warmup), float(force), float(force or config.max_steps),
+        config.cooldown * config.iterations, float(config.iterations),
     ]  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """What the kernels that train whole networks share: settings, packed inputs, Adam, metrics.
 
 A network's row of ``settings`` (float64): tau, learning rate, log beta2, beta2, clip (0: none), warm-up of tau,
-force_steps (0: none), limit of updates a step, decay of the rate (0: none). Its parameters are one flat row, in the
-order of the state dict, the rows of ``weight_ih`` padded to a multiple of four.
+force_steps (0: none), limit of updates a step, iterations over which the rate falls to 0 (0: none), iterations.
+Its parameters are one flat row, in the order of the state dict, the rows of ``weight_ih`` padded to a multiple of four.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 from pondertime.fused.triton_math import sigmoid, tanh
 
-SETTINGS = tl.constexpr(9)
+SETTINGS = tl.constexpr(10)
 # The sums of an interval that stand before the histogram of N, as in ``pondertime.learner``.
 HEAD = tl.constexpr(8)
 LOG_BETA1 = tl.constexpr(-0.10536051565782628)
@@ -86,8 +86,9 @@ def logistic_loss(y, target):
 def adam(weights, m1, m2, grads, i, squares, settings, P: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Update i of a flat row of parameters, its gradient clipped to a norm first. squares: of the gradient."""
     rate = tl.load(settings + 1)
-    decay = tl.load(settings + 8)
-    rate = tl.where(decay > 0, rate / tl.sqrt(1 + i / tl.maximum(decay, 1.0)), rate)
+    last = tl.load(settings + 8)
+    left = tl.maximum(tl.load(settings + 9) - i, 0.0)
+    rate *= tl.where(left < last, left / tl.maximum(last, 1.0), 1.0)
     log_beta2 = tl.load(settings + 2)
     beta2 = tl.load(settings + 3).to(tl.float32)
     clip = tl.load(settings + 4).to(tl.float32)
