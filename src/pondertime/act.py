@@ -223,7 +223,7 @@ class ACT(nn.Module):
             # The fused path has zeros of its own.
             if not backend.startswith("fused") or self.spec.initial_state is not None:
                 state = initial_state(self.cell, self.spec, seqs.x.shape[1])
-        elif is_torch_cell(modules_of(self)[0]):
+        elif is_torch_cell(self.cell):
             check_same(initial_state(self.cell, self.spec, seqs.x.shape[1]), state, "state")
             for leaf in tree_leaves(state):
                 self._check_type("state", leaf)

@@ -128,7 +128,9 @@ def card(name: str, config: TrainConfig, result: dict[str, Any], weights: dict[s
         ("updates", f"{result['updates']:,} by {config.workers} worker{'s' if config.workers > 1 else ''}"),
         (
             "setting",
-            f"preset {config.preset}, Adam with rate {config.learning_rate:g} and beta2 {config.beta2:g}, batch "
+            f"preset {config.preset}, Adam with rate {config.learning_rate:g}"
+            + (f", falling to 0 over the last {config.cooldown:.0%}," if config.cooldown else "")
+            + f" and beta2 {config.beta2:g}, batch "
             f"{config.batch_size}, M {config.max_steps}, clip {config.clip}",
         ),
         *numbers(result),

@@ -72,7 +72,6 @@ class Crew:
         self.sums = torch.zeros(config.workers, *self.learner.sums.shape, dtype=torch.float64).share_memory_()
         self.written = torch.zeros(config.workers, dtype=torch.int64).share_memory_()
         self.rows = self.sums.clone()  # as they were last read
-        self.seen = self.rows.sum(0)
         self.halt = torch.zeros((), dtype=torch.int64).share_memory_()
         context: Any = mp.get_context("forkserver")
         # Adam loads torch._dynamo, which takes longer than all the rest: once, not in every worker.
@@ -103,11 +102,10 @@ class Crew:
     def collect(self) -> None:
         """Take over what the workers have counted; their sums only grow."""
         self.learner.iterations = self.counters.tolist()
+        before = self.rows.sum(0)
         for rank in range(len(self.workers)):
             self.read(rank)
-        now = self.rows.sum(0)
-        self.learner.sums += now - self.seen
-        self.seen = now
+        self.learner.sums += self.rows.sum(0) - before
 
     def read(self, rank: int) -> None:
         """A worker's sums; the last ones if it is writing them all the while, or died over it."""

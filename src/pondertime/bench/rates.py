@@ -70,10 +70,9 @@ def fixed_rates(task_name: str, steps: Iterable[int], networks: int, updates: in
 
 def cost_of(rates: dict[int, Any], programs: int) -> Callable[[float], float]:
     """Seconds of a multiprocessor that an update of so many cell updates costs: straight lines between the rates."""
-    known = sorted((r["cells"], programs / r["kernel"]) for r in rates.values())
+    segments = list(pairwise(sorted((r["cells"], programs / r["kernel"]) for r in rates.values())))
 
     def cost(cells: float) -> float:
-        segments = list(pairwise(known))
         (a, at_a), (b, at_b) = next((s for s in segments if cells <= s[1][0]), segments[-1])
         return at_a + (cells - a) * (at_b - at_a) / (b - a)
 

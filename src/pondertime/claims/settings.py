@@ -18,7 +18,7 @@ class Setting(NamedTuple):
 
 
 def setting(row: Row) -> Setting:
-    """The learning rate, M and the share of its fall: those of the command, else those of the preset."""
+    """The learning rate, M and the cooldown of the rate: those of the command, else those of the preset."""
     preset = PRESETS[row.preset][row.task]
     flags = read_flags(row.command)
     try:

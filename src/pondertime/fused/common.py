@@ -74,6 +74,16 @@ def capturing(stream: int) -> bool:
     return stream != 0 and torch.cuda.is_current_stream_capturing()
 
 
+def of_stream(kept: dict[int, Any], device: torch.device, make: Callable[[], Any]) -> Any:
+    """Memory of the current stream: what is kept for it, or made now; a recording has its own."""
+    stream = stream_of(device)
+    if capturing(stream):
+        return make()
+    if stream not in kept:
+        kept[stream] = make()
+    return kept[stream]
+
+
 def each(function: Callable[[Tensor], Tensor], tensors: Iterable[Tensor | None]) -> Inputs:
     """A function of every tensor that is there."""
     made: Any = (None if a is None else function(a) for a in tensors)
@@ -112,8 +122,6 @@ class Grads(NamedTuple):
         """From those by all results: R is in rho and in the cost as well."""
         if d_cost is not None:
             d_cost = d_cost.unsqueeze(-2).expand(*d_cost.shape[:-1], T, d_cost.shape[-1])
-            if d_remainder is None and d_rho is None:
-                return Grads(d_y, d_h, d_c, d_cost)
         there = [a for a in (d_remainder, d_rho, d_cost) if a is not None]
         return Grads(d_y, d_h, d_c, sum(there[1:], there[0]) if there else None)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import GRU, KINDS, Grads, Inputs, Outputs, Rules, Update, capturing, padded, stream_of
+from pondertime.fused.common import GRU, KINDS, Grads, Inputs, Outputs, Rules, Update, of_stream, padded
 from pondertime.fused.triton_backward import backward_kernel
 from pondertime.fused.triton_forward import forward_kernel
 from pondertime.fused.triton_plan import Plan
@@ -19,7 +19,7 @@ from pondertime.fused.triton_weights import weights_kernel
 # Bytes of a program's shared memory that are not for weights and states.
 RESERVED = 24 * 1024
 # Zeros for barriers, for each device and stream.
-_counters: dict[tuple[torch.device, int], Tensor] = {}
+_counters: dict[torch.device, dict[int, Tensor]] = {}
 # Sizes up to which the kernels project and read out.
 MOST_PROJECTED, MOST_READ_OUT = 128, 16
 # Row groups that may wait for each other at once: no more than programs fit a device.
@@ -68,13 +68,8 @@ def blocks_for(device: torch.device, E: int, B: int, H: int, gates: int, precisi
 
 def counters(device: torch.device) -> Tensor:
     """Zeros for the barriers of one launch at a time, which leaves them zeros."""
-    stream = stream_of(device)
-    made = None if capturing(stream) else _counters.get((device, stream))
-    if made is None:
-        made = torch.zeros(2 * MOST_GROUPS, dtype=torch.int32, device=device)
-        if not capturing(stream):  # else the recording's own
-            _counters[device, stream] = made
-    return made
+    kept = _counters.setdefault(device, {})
+    return of_stream(kept, device, lambda: torch.zeros(2 * MOST_GROUPS, dtype=torch.int32, device=device))
 
 
 class LoopPlan:
@@ -115,9 +110,10 @@ class LoopPlan:
         elif self.out == 0 or keep:
             self.mean = (*plan.front, plan.T * plan.B, plan.H + EXTRAS)
         # The derivatives by the weights come from a kernel of their own where its loop is short.
-        self.own = self.inside > 0 and plan.out == self.out and is_small(plan, self.slot)
-        self.own = self.own and plan.T * self.slot <= FEW_ROWS
-        self.lay_out(plan)
+        short = plan.T * self.slot <= FEW_ROWS and is_small(plan, self.slot)
+        self.own = short and self.inside > 0 and plan.out == self.out
+        if self.own:
+            self.lay_out(plan)
         self.forward = plan.meta(
             self.sizes, RAGGED=plan.ragged, KEEP=keep, MEAN=self.mean is not None, BIAS=plan.biased,
             BIAS_Y=plan.biased_out,
@@ -127,10 +123,11 @@ class LoopPlan:
         """How the derivatives by the weights are made, and where they lie: shape, strides and first number of each."""
         H, S, rows, columns = plan.H, plan.S, plan.S + 1 + self.out, plan.H + self.extra
         self.tiles = -(-rows // TILE), -(-columns // TILE), plan.E
-        self.weights = {"CELL": KINDS.index(plan.kind), "SLOTS": plan.kind.slots}
-        self.weights |= {k: self.sizes[k] for k in ("BR", "PRECISION", "XI", "OUT")}
-        self.weights |= {"RG": 1 << (self.groups - 1).bit_length()}
-        self.weights |= {"BM": min(TILE, padded(rows)), "BN": min(TILE, padded(columns)), "BK": 32}
+        self.weights = {
+            "CELL": KINDS.index(plan.kind), "SLOTS": plan.kind.slots, "BR": self.blocks.BR,
+            "PRECISION": plan.precision, "XI": self.inside, "OUT": self.out, "RG": 1 << (self.groups - 1).bit_length(),
+            "BM": min(TILE, padded(rows)), "BN": min(TILE, padded(columns)), "BK": 32,
+        }  # fmt: skip
         shapes = ((S, self.inside + 1), (S, H), (S,), (S,), (1, H), (1,), (self.out, H), (self.out,))
         self.places, self.total = [], sum(math.prod(shape) for shape in shapes)
         at = 0
@@ -184,13 +181,11 @@ class LoopRun(Run):
     def scratch(self) -> tuple[Tensor, Any]:
         """Memory that a launch uses and no one after it, so that the next on its stream has the same: numbers, and
         counts where no way back needs them."""
-        kept, stream = self.cut.scratch, stream_of(self.device)
-        made = None if capturing(stream) else kept.get(stream)
-        if made is None:
-            made = self.new(self.cut.work), None if self.keep else self.new(self.cut.counts, dtype=torch.int32)
-            if not capturing(stream):  # else the recording's own
-                kept[stream] = made
-        return made
+
+        def make() -> tuple[Tensor, Any]:
+            return self.new(self.cut.work), None if self.keep else self.new(self.cut.counts, dtype=torch.int32)
+
+        return of_stream(self.cut.scratch, self.device, make)
 
     @property
     def rows(self) -> int:
@@ -253,7 +248,7 @@ class LoopRun(Run):
     def trace(self) -> list[Update]:
         """Every update of the first network."""
         BR, groups = self.blocks.BR, self.groups
-        shape, rows = (self.capacity, groups, BR), self.capacity * groups * BR
+        shape, rows = (self.capacity, groups, BR), self.capacity * self.cut.slot
         prob, p = (a[0].view(shape) for a in self.parts(rows)[3:])
         visible = self.visible(rows).reshape(*shape, self.H)
         steps = torch.zeros(self.T, groups * BR, dtype=torch.int64)
