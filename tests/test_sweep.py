@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from pondertime import results, sweep
+from pondertime import engines, results, sweep
 from pondertime.cli import main
 from pondertime.config import ConfigError, Interrupted, OutOfTime, RunError, TrainConfig, make_config, paper_grid
+from pondertime.engines import inline
 from pondertime.runs import RunFolder
-from pondertime.sweep import Places, home, inline, plan, run_job, unfinished
+from pondertime.sweep import Places, home, plan, run_job, unfinished
 from pondertime.train import train
 from small_runs import SIZES, metrics, processes, small, trained
 
@@ -287,7 +288,7 @@ def vanish(config: TrainConfig, places: Places, threads: int, pipe: Any) -> None
 
 
 def test_a_process_that_is_killed_is_one_failure(places: Places, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sweep, "work", vanish)
+    monkeypatch.setattr(engines, "work", vanish)
     found = outcomes(inline(configs()[:3], places, 2))
     assert [str(o) for o in found.values()] == [
         "its process ended early (exit code -9); the same command goes on",

@@ -227,10 +227,10 @@ class Sweep(NetworkFlags):
 
     def train(self, todo: list[TrainConfig], places: Any) -> list[str]:
         """Train what is left; returns the names of those that failed."""
-        from pondertime import sweep
+        from pondertime.engines import inline
 
         failed = []
-        for i, (config, outcome) in enumerate(sweep.inline(todo, places, self.processes), 1):
+        for i, (config, outcome) in enumerate(inline(todo, places, self.processes), 1):
             if isinstance(outcome, RunError):
                 failed.append(config.name)
                 say(f"[{i}/{len(todo)}] {config.name}: {outcome}")

@@ -1,21 +1,19 @@
-"""The grid of a task, tau x seed: plans it, skips what is done, turns finished runs into result rows."""
+"""The grid of a task, tau x seed: plans it, skips what is done, turns finished runs into result rows.
+
+``engines`` says where its jobs are done.
+"""
 
 import contextlib
 import math
-import multiprocessing as mp
-import os
-import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pondertime import progress, results
+from pondertime import results
 from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, check
 from pondertime.ensemble import stacks
 from pondertime.ensemble.gpu import why_not_gpu_group
@@ -315,82 +313,6 @@ def attempt(job: TrainConfig, places: Places) -> list[Outcome]:
         raise
     except RunError as error:
         return [(job.member(e), error) for e in range(job.size)]
-
-
-def inline(configs: list[TrainConfig], places: Places, processes: int) -> Iterator[Outcome]:
-    """Train the networks here, in this process or in several; a network that fails does not stop the rest."""
-    jobs, asked = together(configs, places, processes), set(configs)
-    outcomes = side_by_side(jobs, places, processes) if processes > 1 else one_by_one(jobs, places)
-    # A job may hold networks that were done before.
-    yield from ((config, outcome) for config, outcome in outcomes if config in asked)
-
-
-def one_by_one(jobs: list[TrainConfig], places: Places) -> Iterator[Outcome]:
-    for job in jobs:
-        yield from attempt(job, places)
-
-
-def side_by_side(jobs: list[TrainConfig], places: Places, processes: int) -> Iterator[Outcome]:
-    """Train each job in a process of its own, so many at a time."""
-    todo, running = list(reversed(jobs)), {}
-    # Else it would end this process alone, and the others go on unseen.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        while todo or running:
-            while todo and len(running) < processes:
-                job = todo.pop()
-                pipe, process = start(job, places, max(1, (os.cpu_count() or 1) // processes))
-                running[pipe] = job, process
-            for pipe in wait(list(running)):
-                job, process = running.pop(pipe)
-                yield from receive(job, pipe, process)
-    finally:
-        # They write their checkpoints and leave.
-        for _, process in running.values():
-            process.terminate()
-        for _, process in running.values():
-            process.join()
-        signal.signal(signal.SIGTERM, before)
-
-
-def start(job: TrainConfig, places: Places, threads: int) -> tuple[Connection, BaseProcess]:
-    """Begin a job; returns where its outcome will come from."""
-    context: Any = mp.get_context("forkserver")
-    # Adam loads torch._dynamo, which takes longer than all the rest: once, not for every network.
-    context.set_forkserver_preload(["pondertime.sweep", "torch._dynamo"])
-    pipe, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(job, places, threads, theirs))
-    process.start()
-    theirs.close()
-    return pipe, process
-
-
-def work(job: TrainConfig, places: Places, threads: int, pipe: Connection) -> None:
-    """Do a job in a process of its own and send what came of it."""
-    # Ctrl-C reaches every process: a training heeds it, and between trainings the first process does.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(threads)
-    progress.plain_lines()
-    try:
-        pipe.send(attempt(job, places))
-    except (ConfigError, RunError, OSError) as error:
-        pipe.send(error)
-
-
-def receive(job: TrainConfig, pipe: Any, process: BaseProcess) -> list[Outcome]:
-    """What came of a job; what stops the whole sweep is raised."""
-    outcome: list[Outcome] | BaseException
-    try:
-        outcome = pipe.recv()
-    except EOFError:
-        process.join()
-        error = RunError(f"its process ended early (exit code {process.exitcode}); the same command goes on")
-        outcome = [(job.member(e), error) for e in range(job.size)]
-    pipe.close()
-    process.join()
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
 
 
 def total_time(seconds: float) -> str:
