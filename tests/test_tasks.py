@@ -119,6 +119,23 @@ def test_sizes(task: Task):
     assert (batch.lengths.shape, batch.lengths.dtype) == ((3,), torch.int64)
 
 
+@pytest.mark.parametrize("bits", [1, 7, 32, 33, 64, 100])
+def test_parity_packed_to_bits_is_what_it_draws(bits: int) -> None:
+    task = Parity(bits=bits)
+    batch, made = task.sample(200, seeded()), task.packed(200, seeded())
+    assert made is not None and task.packed(0, seeded()) is not None
+    words, target = made
+    unpacked = (words.unsqueeze(-1) >> torch.arange(32) & 1).flatten(2)
+    positive, negative = unpacked.chunk(2, 2)
+    assert torch.equal((positive - negative)[..., :bits].float(), batch.input)
+    assert not (positive + negative)[..., bits:].any()
+    assert torch.equal(target, batch.target.squeeze(-1))
+
+
+def test_scattered_parity_has_no_shorter_way_to_bits() -> None:
+    assert Parity(placement="scatter").packed(3, seeded()) is None
+
+
 def test_parity_is_uniform():
     for placement in ("prefix", "scatter"):
         batch = Parity(placement=placement).sample(20_000, seeded())

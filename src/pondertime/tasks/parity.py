@@ -18,6 +18,13 @@ def signs(device: torch.device) -> Tensor:
     return torch.where(places < torch.arange(9, device=device).view(-1, 1, 1), 2.0 * bits - 1, 0.0).flatten(0, 1)
 
 
+@functools.cache
+def masks(bits: int, device: torch.device) -> Tensor:
+    """Row m: integers of 32 bits whose first m bits, of so many, are set."""
+    rows, starts = torch.arange(bits + 1).unsqueeze(1), torch.arange(0, 32 * ((bits + 31) // 32), 8)
+    return (2 ** (rows - starts).clamp_(0, 8) - 1).to(torch.uint8).view(torch.int32).to(device)
+
+
 class Parity(Task):
     """Is the number of ones in a vector odd?
 
@@ -50,11 +57,10 @@ class Parity(Task):
     def sample(self, batch_size: int, generator: torch.Generator, difficulty: int | None = None) -> Batch:
         self._check(difficulty)
         device = generator.device
-        k = drawn_or(difficulty, 1, self.bits, [batch_size], generator)
-        size = (self.bits + 7) // 8
-        places = integers(0, 255, [batch_size, size], generator)
+        k, places = self._draw(batch_size, generator, difficulty)
         if self.placement == "prefix":
-            places += (k.unsqueeze(1) - torch.arange(0, 8 * size, 8, device=device)).clamp_(0, 8).mul_(256)
+            starts = torch.arange(0, 8 * places.shape[1], 8, device=device)
+            places += (k.unsqueeze(1) - starts).clamp_(0, 8).mul_(256)
         else:
             places += 8 * 256
         values = F.embedding(places, signs(device)).flatten(1)[:, : self.bits]
@@ -69,6 +75,23 @@ class Parity(Task):
             lengths=torch.ones(batch_size, dtype=torch.int64, device=device),
             difficulty=k,
         )
+
+    def packed(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
+        if self.placement == "scatter":
+            return None
+        k, places = self._draw(batch_size, generator)
+        used = masks(self.bits, k.device).index_select(0, k)
+        drawn = F.pad(places.to(torch.uint8), (0, 4 * used.shape[1] - places.shape[1])).view(torch.int32)
+        ones = drawn & used
+        odd = functools.reduce(torch.bitwise_xor, ones.unbind(1))
+        for shift in (16, 8, 4, 2, 1):
+            odd = odd ^ (odd >> shift)
+        return torch.cat([ones, ~drawn & used], 1).unsqueeze(0), (odd & 1).unsqueeze(0)
+
+    def _draw(self, batch_size: int, generator: torch.Generator, difficulty: int | None = None) -> tuple[Tensor, Tensor]:
+        """How many elements are not 0, and bytes whose bits say which are +1."""
+        k = drawn_or(difficulty, 1, self.bits, [batch_size], generator)
+        return k, integers(0, 255, [batch_size, (self.bits + 7) // 8], generator)
 
     def _scatter(self, k: Tensor, generator: torch.Generator) -> Tensor:
         """Choose k positions of each row, every choice with equal chance.

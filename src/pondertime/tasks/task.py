@@ -71,6 +71,11 @@ class Task(ABC):
     def sample(self, batch_size: int, generator: torch.Generator, difficulty: int | None = None) -> Batch:
         """Draw sequences on the generator's device, all of one ``difficulty`` where that is given."""
 
+    def packed(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
+        """What ``sample`` draws as bits, ``[T, B, ...]``, and targets, ``[T, B]``, where a task of one step has a shorter
+        way to them; ``ensemble.kernel_parts`` says which bits."""
+        return None
+
     @abstractmethod
     def render(self, batch: Batch, i: int) -> str:
         """Sequence ``i`` with its targets, as a person reads it."""
