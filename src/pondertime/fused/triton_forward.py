@@ -29,20 +29,6 @@ from pondertime.fused.triton_tape import (
 )
 
 
-@triton.jit
-def read_out(
-    shares, y_out, bias_y, at, here, real, e, g,
-    OUT: tl.constexpr, BIAS_Y: tl.constexpr, BR: tl.constexpr, CG: tl.constexpr, CGP: tl.constexpr,
-):  # fmt: skip
-    """The read-out of a step, from the programs' shares; zeros where a row has no such step."""
-    for o in tl.static_range(OUT):
-        if g == o % CG:
-            y = row_sums(shares + o * CG * BR, CG, BR, CGP)
-            if BIAS_Y:
-                y += tl.load(bias_y + e * OUT + o)
-            tl.store(y_out + at * OUT + o, tl.where(here, y, 0.0), mask=real)
-
-
 @triton.jit(do_not_specialize=["T", "limit", "capacity"])
 def forward_kernel(
     xw, x, weight_ih, ih_stride, size, weight, bias_ih, bias_hh, halt, halt_bias, lengths, h_in, c_in, weight_y, bias_y,
@@ -52,7 +38,7 @@ def forward_kernel(
     MEAN: tl.constexpr, BIAS: tl.constexpr, BIAS_Y: tl.constexpr, FORCED: tl.constexpr, BR: tl.constexpr,
     BU: tl.constexpr, KS: tl.constexpr, KB: tl.constexpr, CG: tl.constexpr, CGP: tl.constexpr,
     PRECISION: tl.constexpr, XI: tl.constexpr, BX: tl.constexpr, PROJECT: tl.constexpr,
-    KX: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr,
+    KX: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     """Forward.
 
@@ -61,8 +47,7 @@ def forward_kernel(
     one comes after the state. ``wide``: the width of the tape's prev, with the XI numbers of x_t. ``counts``: updates
     made by each row group, then N of all steps and rows; ``counters``: two for each row group, zeros before and after.
     ``work``: states [E, 4, B, H] (s^n in turns of two, then s_t in turns), the programs' shares of the logit
-    [E, RG, 2, CG, BR], and of the read-out [E, RG, 2, OUT, CG, BR]. WHOLE: a program makes the mean of all units, not
-    of its own alone, and a step ends without another wait; its read-out is made after the next step's first update.
+    [E, RG, 2, CG, BR], and of the read-out [E, RG, 2, OUT, CG, BR].
     """
     g, rg, e = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     groups = tl.num_programs(1)
@@ -147,7 +132,6 @@ def forward_kernel(
     cost = tl.zeros([BR], tl.float32)
     target = 0
     u = 0
-    whole = tl.zeros([KS, BR, KB], tl.float32)
     for t in range(T):
         total = tl.zeros([BR], tl.float32)
         N = tl.zeros([BR], tl.int32)
@@ -182,7 +166,7 @@ def forward_kernel(
         n = 0
         while tl.max(running.to(tl.int32), 0) > 0:
             n += 1
-            made = states + (u % 2) * plane
+            made = states + (n % 2) * plane
             first = tl.where(n == 1, 1.0, 0.0)
             slot = ((e * capacity + u).to(tl.int64) * groups + rg) * BR + r
             kept = u < capacity
@@ -205,13 +189,13 @@ def forward_kernel(
             s = tl.where(live, s, 0.0)
             tl.store(made + own, s, mask=ok)
             part = tl.sum(tl.where(ok, s * w_halt[None, :], 0.0), 1)
-            tl.store(parts + (u % 2) * CG * BR + g * BR + r, part)
+            tl.store(parts + (n % 2) * CG * BR + g * BR + r, part)
             target += CG
             wait_for_all(counter, target, CG)
 
             # What the next update needs is fetched before it is known whether there is one.
             full = tl.load(made + left, mask=left_ok, other=0.0)
-            h = sigmoid(row_sums(parts + (u % 2) * CG * BR, CG, BR, CGP) + bias_h)
+            h = sigmoid(row_sums(parts + (n % 2) * CG * BR, CG, BR, CGP) + bias_h)
             if KEEP:
                 keep = column[None, :] & kept
                 # Numbers of rows that do not run meet a derivative of 0 and must be finite.
@@ -242,13 +226,6 @@ def forward_kernel(
             mean += tl.where(live, p[:, None] * s, 0.0)
             if CELL == LSTM:
                 mean_c += tl.where(live, p[:, None] * c, 0.0)
-            if WHOLE:
-                whole += tl.where(running[None, :, None], p[None, :, None] * full, 0.0)
-                if OUT > 0:  # noqa: SIM102
-                    if (n == 1) & (t > 0):
-                        before = (e * T + t - 1).to(tl.int64) * B + row
-                        theirs = y_parts + ((t - 1) % 2) * OUT * CG * BR
-                        read_out(theirs, y_out, bias_y, before, t <= length, real, e, g, OUT, BIAS_Y, BR, CG, CGP)
             if KEEP:
                 mine = kept & (g == 0)
                 tl.store(prob + slot, h, mask=mine)
@@ -268,8 +245,7 @@ def forward_kernel(
         shares = y_parts + (t % 2) * OUT * CG * BR
         for o in tl.static_range(OUT):
             w_y = tl.load(weight_y + (e * OUT + o) * H + j, mask=column, other=0.0)
-            written = (r < BR) & ((n > 0) | (not WHOLE))
-            tl.store(shares + (o * CG + g) * BR + r, tl.sum(mean * w_y[None, :], 1), mask=written)
+            tl.store(shares + (o * CG + g) * BR + r, tl.sum(mean * w_y[None, :], 1))
         s_t = tl.where(here[:, None], mean, s_t)
         if CELL == LSTM:
             c_t = tl.where(here[:, None], mean_c, c_t)
@@ -280,12 +256,7 @@ def forward_kernel(
         rho = N.to(tl.float32) + R
         tl.store(rho_out + out, rho, mask=real & (g == 0))
         cost += rho
-        if WHOLE:
-            full = whole
-            whole = tl.zeros([KS, BR, KB], tl.float32)
-            if n == 0:
-                read_out(shares, y_out, bias_y, out, here, real, e, g, OUT, BIAS_Y, BR, CG, CGP)
-        elif t < T - 1:
+        if t < T - 1:
             given = states + (2 + t % 2) * plane
             tl.store(given + own, s_t, mask=ok)
             target += CG
@@ -294,16 +265,12 @@ def forward_kernel(
         elif OUT > 0:
             target += CG
             wait_for_all(counter, target, CG)
-        if not WHOLE:
-            read_out(shares, y_out, bias_y, out, here, real, e, g, OUT, BIAS_Y, BR, CG, CGP)
-    if WHOLE and OUT > 0:
-        target += CG
-        wait_for_all(counter, target, CG)
-        last = tl.max(length, 0) - 1
-        if last >= 0:
-            before = (e * T + last).to(tl.int64) * B + row
-            theirs = y_parts + (last % 2) * OUT * CG * BR
-            read_out(theirs, y_out, bias_y, before, last < length, real, e, g, OUT, BIAS_Y, BR, CG, CGP)
+        for o in tl.static_range(OUT):
+            if g == o % CG:
+                y = row_sums(shares + o * CG * BR, CG, BR, CGP)
+                if BIAS_Y:
+                    y += tl.load(bias_y + e * OUT + o)
+                tl.store(y_out + out * OUT + o, tl.where(here, y, 0.0), mask=real)
     tl.store(h_out + e * plane + own, s_t, mask=ok)
     if CELL == LSTM:
         tl.store(c_out + e * plane + own, c_t, mask=ok)

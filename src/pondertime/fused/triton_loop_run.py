@@ -22,8 +22,6 @@ RESERVED = 24 * 1024
 _counters: dict[torch.device, dict[int, Tensor]] = {}
 # Sizes up to which the kernels project and read out.
 MOST_PROJECTED, MOST_READ_OUT = 128, 16
-# Units up to which a program makes the mean of all states.
-MOST_WHOLE = 128
 # Row groups that may wait for each other at once: no more than programs fit a device.
 MOST_GROUPS = 1024
 # The side of a tile of the derivatives by the weights; up to how many rows, at one update a step, they are a loop over.
@@ -118,7 +116,7 @@ class LoopPlan:
             self.lay_out(plan)
         self.forward = plan.meta(
             self.sizes, RAGGED=plan.ragged, KEEP=keep, MEAN=self.mean is not None, BIAS=plan.biased,
-            BIAS_Y=plan.biased_out, WHOLE=plan.T > 1 and plan.H <= MOST_WHOLE,
+            BIAS_Y=plan.biased_out,
         )  # fmt: skip
 
     def lay_out(self, plan: Plan) -> None:

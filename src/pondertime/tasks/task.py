@@ -72,8 +72,10 @@ class Task(ABC):
         """Draw sequences on the generator's device, all of one ``difficulty`` where that is given."""
 
     def packed(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
-        """What ``sample`` draws as bits, ``[T, B, ...]``, and targets, ``[T, B]``, where a task of one step has a shorter
-        way to them; ``ensemble.kernel_parts`` says which bits."""
+        """What ``sample`` draws, as the bits of ``ensemble.kernel_parts`` ``[T, B, ...]`` and targets ``[T, B]``.
+
+        None where a task has no shorter way to them; it must have one step.
+        """
         return None
 
     @abstractmethod
