@@ -76,7 +76,7 @@ def find(where: Path | str) -> RunFolder:
         return Checkpoint(here[name])
     if name in LARGE and not (CHECKOUT / "pyproject.toml").exists():
         raise RunError(
-            f"{name}: too large to be installed with the package; once it is trained it is checkpoints/{name} in "
+            f"{name}: too large to be installed with the package; it is checkpoints/{name} in "
             f"pondertime's repository: get that folder, then `pondertime evaluate PATH/{name}`"
         )
     names = f"; the checkpoints are {', '.join(sorted(here))}" if here else "; there are no checkpoints here"
