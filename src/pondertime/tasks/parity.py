@@ -88,10 +88,12 @@ class Parity(Task):
             odd = odd ^ (odd >> shift)
         return torch.cat([ones, ~drawn & used], 1).unsqueeze(0), (odd & 1).unsqueeze(0)
 
-    def _draw(self, batch_size: int, generator: torch.Generator, difficulty: int | None = None) -> list[Tensor]:
+    def _draw(
+        self, batch_size: int, generator: torch.Generator, difficulty: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """How many elements are not 0, and bytes whose bits say which are +1."""
         k = drawn_or(difficulty, 1, self.bits, [batch_size], generator)
-        return [k, integers(0, 255, [batch_size, (self.bits + 7) // 8], generator)]
+        return k, integers(0, 255, [batch_size, (self.bits + 7) // 8], generator)
 
     def _scatter(self, k: Tensor, generator: torch.Generator) -> Tensor:
         """Choose k positions of each row, every choice with equal chance.

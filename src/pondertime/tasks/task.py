@@ -72,9 +72,9 @@ class Task(ABC):
         """Draw sequences on the generator's device, all of one ``difficulty`` where that is given."""
 
     def packed(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
-        """What ``sample`` draws, as the bits of ``ensemble.kernel_parts`` ``[T, B, ...]`` and targets ``[T, B]``.
+        """What ``sample`` draws, as the bits of ``ensemble.kernel_parts`` ``[1, B, ...]`` and targets ``[1, B]``.
 
-        None where a task has no shorter way to them; it must have one step.
+        For a task of one step that has a shorter way to them; else None.
         """
         return None
 
