@@ -17,6 +17,7 @@ from compare import TOLERANCE, assert_same
 from pondertime import backends
 from pondertime.ensemble.stack import Ensemble
 from pondertime.fused import function
+from pondertime.fused.common import Grads
 from zoo import differentiate, make, random_state, weighted
 
 KINDS = ["rnn_tanh", "rnn_relu", "gru", "lstm"]
@@ -204,6 +205,55 @@ def compare_networks_that_differ(kind: str, device: str) -> None:
             compare_stacked(kind, device, T=1 if half else 3, half=half, biases=biases, max_steps=12)
 
 
+def compare_steps(
+    kind: str, device: str, *, sizes: tuple[int, int, int] = (3, 5, 17), T: int = 3, half: bool = False, rounds: int = 8
+) -> None:
+    """Training steps made by one run, most of them played from recordings: each has other weights, inputs and lengths,
+    and is what every network does alone."""
+    from pondertime.ensemble.stepper import by_weights
+    from pondertime.fused import triton_run
+
+    E, B, H = sizes
+    torch.manual_seed(1)
+    stack = Ensemble([make(kind, 3, H, max_steps=12).float() for _ in range(E)]).to(device)
+    x, lengths = torch.zeros(T, E, B, 3, device=device), torch.ones(E, B, dtype=torch.int64, device=device)
+    inputs, rules = stack.prepare(x, lengths)
+    precision, orders = torch.bfloat16 if half else torch.float32, ((-2.5, -0.8, 3.0), (3.0, -0.8, -2.5))
+    scale, price = torch.rand(E, T, B, 1, device=device), torch.zeros(E, T, B, device=device)
+    gradients = [torch.zeros_like(p) for p in stack.parameters()]
+    with torch.no_grad():
+        run: Any = triton_run.make(inputs, rules._replace(half=half), keep=True, again=True)
+
+    def judge(out: Any) -> tuple[Any, Grads]:
+        return out, Grads(scale * out.y, remainder=price)
+
+    def apply(seen: Any, d: Any) -> None:
+        assert seen.y.shape[-1] == 2
+        for to, made in zip(gradients, by_weights(d), strict=True):
+            to.copy_(made.reshape(to.shape))
+
+    for r in range(rounds):
+        with torch.no_grad():
+            for p in stack.parameters():
+                p.normal_(0, H**-0.5)
+            stack.weights("halt.weight").mul_(0.02)
+            stack.weights("halt.bias").copy_(torch.tensor([orders[r // 2 % 2][e % 3] for e in range(E)]).unsqueeze(1))
+            x.normal_()
+            price.uniform_()
+            lengths.random_(1, T + 1)
+            seen = run.step(judge, apply)
+        for e in range(E):
+            net = stack.member(e).double()
+            net.backend = "reference"
+            output, _, alone = net(x[:, e].cpu().double(), None, lengths[e].cpu())
+            made = seen.y[e].cpu(), seen.steps[e].cpu(), seen.remainder[e].cpu()
+            assert_same(made, (output, alone.steps, alone.remainder), precision, f"round {r}")
+            loss = (scale[e].cpu() * output.square()).sum() / 2 + (price[e].cpu() * alone.remainder).sum()
+            expected = torch.autograd.grad(loss, list(net.parameters()))
+            for (name, _), to, known in zip(net.named_parameters(), gradients, expected, strict=True):
+                assert_same(to[e].cpu(), known, precision, f"round {r}, {name}")
+
+
 def weighted_parts(tree: tuple[Tensor, ...]) -> list[Tensor]:
     """The weights that ``weighted`` gives to the tensors of a tree."""
     leaves = [torch.zeros(a.shape, dtype=torch.float64, requires_grad=True) for a in tree]
@@ -238,6 +288,7 @@ def main(kinds: list[str]) -> None:
             compare(kind, (2, 3, 3, 5), "cpu", integers=True, max_steps=5)
             if kind == "lstm":
                 compare_two_at_once(kind, "cpu", (9, 2, 3), rounds=1)
+                compare_steps(kind, "cpu", sizes=(2, 2, 5), T=2, rounds=2)
             # The interpreter's own products do not know bfloat16: the loop is compared on a GPU.
             compare_half(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], integers=kind == "gru")
 

@@ -167,6 +167,47 @@ def test_a_heavy_network_trains_as_a_stack_of_one(device: str, monkeypatch: pyte
         assert_same(made.squeeze(0).reshape(known.shape), known, dtype)
 
 
+SMALL = {"hidden_size": 24, "batch_size": 5, "halt_bias": -1.0, "max_steps": 6, "tau_warmup": 20}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "config",
+    [
+        make_config("addition", members=3, **SMALL),
+        replace(make_config("addition", members=2, **SMALL), taus=(1e-4, 0.3)),
+        make_config("addition", **SMALL),
+        make_config("wikipedia", members=2, data="excerpt", length=12, **SMALL),
+    ],
+    ids=["stack", "taus", "heavy", "full length"],
+)
+def test_recorded_updates_are_those_of_plain_calls(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pondertime.fused import triton_loop_run, triton_plan
+
+    monkeypatch.setattr(learners, "HEAVY", 16)
+    monkeypatch.setattr(triton_loop_run, "blocks_for", lambda *sizes: None)
+    monkeypatch.setattr(triton_plan, "_plans", {})
+    config = replace(config, iterations=30, cooldown=0.5)
+    both: list[Any] = [make_learner(config, make_task(config), "cuda", "fused") for _ in range(2)]
+    recorded, plain = both
+    monkeypatch.setattr(plain, "stepper", lambda batch: None)
+    rate = config.learning_rate
+    for i in range(30):
+        plain.load(recorded.tensors(), recorded.counters())
+        if i == 20 and config.size > 1:
+            recorded.failed[1] = plain.failed[1] = 20
+        for learner in both:
+            learner.advance(10**9)
+        assert recorded.stepper(recorded.batches[i]).run.lasts
+        a, b = recorded.weights, plain.weights
+        assert int(a.step) == int(b.step) == i + 1
+        # The sum over a longer tape is made in another order.
+        assert float((a.all - b.all).abs().max()) <= 0.02 * rate
+        assert float((a.exp_avg - b.exp_avg).norm() / b.exp_avg.norm()) <= 1e-4
+        assert_same(recorded.sums, plain.sums, torch.float32)
+
+
 @needs_triton
 @pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
 def test_through_the_interpreter() -> None:

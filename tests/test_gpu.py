@@ -14,6 +14,7 @@ from gpu_cases import (
     compare_half,
     compare_networks_that_differ,
     compare_stacked,
+    compare_steps,
     compare_two_at_once,
     poison,
     serve_by,
@@ -99,6 +100,14 @@ def test_networks_that_differ(kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
     serve_by(monkeypatch, "recorded")
     compare_networks_that_differ(kind, "cuda")
     compare_two_at_once(kind, "cuda", (11, 5, 20), rounds=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_that_are_played(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_by(monkeypatch, "recorded")
+    compare_steps(kind, "cuda")
+    compare_steps(kind, "cuda", T=1, half=True)
+    compare_steps(kind, "cuda", sizes=(11, 5, 20), T=2, rounds=4)
 
 
 def test_the_tape_grows(monkeypatch: pytest.MonkeyPatch) -> None:

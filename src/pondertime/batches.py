@@ -42,11 +42,13 @@ class Batches:
         most, steps = (64, 2**16) if torch.device(device).type == "cpu" else (256, 2**20)
         self.per_chunk = max(1, min(most, steps // (batch_size * task.steps)))
         self.chunk: tuple[int, Batch] | None = None
+        self.full = False  # whether all sequences of the chunk have the task's length
 
     def __getitem__(self, i: int) -> Batch:
         number, place = divmod(i, self.per_chunk)
         if self.chunk is None or self.chunk[0] != number:
             self.chunk = number, beside([self.sample(seed, number) for seed in self.seeds], self.per_chunk)
+            self.full = int(self.chunk[1].lengths.min()) == self.task.steps
         rows = self.batch_size * len(self.seeds)
         return self.chunk[1].rows(slice(place * rows, (place + 1) * rows))
 

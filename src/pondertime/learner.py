@@ -12,8 +12,9 @@ from pondertime.act import ACT
 from pondertime.batches import SUMS, Batches, Interval, measure_every
 from pondertime.config import Diverged, TrainConfig
 from pondertime.ensemble import Ensemble
-from pondertime.fused.common import Grads, Inputs, Rules, each
-from pondertime.fused.function import forget_recordings, make_run, prepare
+from pondertime.ensemble.stepper import Stepper, by_weights
+from pondertime.fused.common import Grads, Inputs, Outputs, Rules, each
+from pondertime.fused.function import make_run, prepare
 from pondertime.tasks import Batch, Task
 
 # With more units than this a network is heavy.
@@ -81,7 +82,6 @@ class Learner:
         worker: int = 0,
         weights: Weights | None = None,
     ) -> None:
-        forget_recordings()
         self.config, self.task, self.network, self.members = config, task, network, config.size
         configs = [config.member(e) for e in range(config.size)]
         self.batches = Batches(task, config.batch_size, [c.seed for c in configs], worker, device)
@@ -98,6 +98,8 @@ class Learner:
         self.half = heavy and self.fused is not None and torch.device(device).type == "cuda"
         if self.half:
             self.backend += ", bfloat16 products"
+        # What makes their steps, where that can be recorded: for batches of full length and for others.
+        self.steppers: dict[bool, Stepper | None] = {}
         self.sums = torch.zeros(self.members, len(SUMS) + config.max_steps + 1, dtype=torch.float64, device=device)
         self.failed: dict[int, int] = {}  # members of an ensemble whose loss was not finite, and when
         self.iterations = [0] * config.workers
@@ -174,9 +176,14 @@ class Learner:
         """Training update i: forward, backward, Adam."""
         config, batch = self.config, self.batches[i]
         warm = min(1.0, (i + 1) / config.tau_warmup) if config.tau_warmup else 1.0
-        price = self.tau * warm
+        price, rate = self.tau * warm, config.rate_at(i)
+        stepper = self.stepper(batch)
         try:
-            seen, gradients = (self.closed_form if self.fused else self.by_autograd)(batch, price)
+            if stepper is not None:
+                seen = stepper.step(self, i, batch, price, rate)
+            else:
+                seen, gradients = (self.closed_form if self.fused else self.by_autograd)(batch, price)
+                self.apply(i, seen.task_loss, gradients, rate)
         except RuntimeError as error:
             # How every backend says that the cell gave no numbers.
             if "got NaN" not in str(error):
@@ -187,11 +194,17 @@ class Learner:
                 a[e] = 0
             self.update(i)
             return
-        gradient = torch.cat([g.reshape(self.members, -1) for g in gradients], 1)
-        self.check(i, seen.task_loss, gradient)
-        self.step(gradient, config.rate_at(i))
         if i % measure_every(config) == 0:
             self.measure(batch, seen, price)
+
+    def stepper(self, batch: Batch) -> Stepper | None:
+        """What makes steps of such batches by recordings; None: nothing does."""
+        if not self.half:
+            return None
+        full = self.batches.full
+        if full not in self.steppers:
+            self.steppers[full] = Stepper.make(self, batch)
+        return self.steppers[full]
 
     def by_autograd(self, batch: Batch, price: Any) -> tuple["Seen", Sequence[Tensor]]:
         """What a batch shows, and the gradient of the loss, as anyone would write it."""
@@ -206,38 +219,43 @@ class Learner:
         """The same by the fused path itself: autograd differentiates the task's loss by the output and no more."""
         inputs, rules = self.prepare(batch)
         with torch.no_grad():
-            run = make_run(inputs, rules, plain=self.fused == "fused-calls", keep=True, again=True)
+            run = make_run(inputs, rules, plain=self.fused == "fused-calls", keep=True)
+            seen, d = self.judge(run.out, batch, price, stacked=rules.stacked)
+            return seen, by_weights(run.backward(d, x=False))
+
+    def judge(self, out: Outputs, batch: Batch, price: Any, *, stacked: bool) -> tuple["Seen", Grads]:
+        """What a batch shows, and the derivatives of the loss by the fused path's results."""
         # Of E networks [E, T, B, ..]; as one batch [T, E B, ..].
-        one = (lambda a: a.transpose(0, 1).flatten(1, 2)) if rules.stacked else (lambda a: a)
-        y = run.out.y.requires_grad_()
-        task_loss = self.task.loss(one(y), batch)
-        (d_y,) = torch.autograd.grad(task_loss.sum() / self.config.batch_size, y)
-        with torch.no_grad():
-            own = price / self.config.batch_size
-            R = run.out.remainder
-            d_remainder = own.view(-1, 1, 1).expand_as(R) if isinstance(own, Tensor) else torch.full_like(R, own)
-            d = run.backward(Grads(d_y, remainder=d_remainder), x=False)
-        gradients = (d.weight_ih, d.weight_hh, d.bias_ih, d.bias_hh, d.halt, d.halt_bias, d.weight_y, d.bias_y)
-        seen = Seen(one(y.detach()), task_loss.detach(), one(run.out.steps), one(run.out.remainder))
-        return seen, [g for g in gradients if g is not None]
+        one = (lambda a: a.transpose(0, 1).flatten(1, 2)) if stacked else (lambda a: a)
+        y, R, own = out.y.detach().requires_grad_(), out.remainder, price / self.config.batch_size
+        with torch.enable_grad():
+            task_loss = self.task.loss(one(y), batch)
+            (d_y,) = torch.autograd.grad(task_loss.sum() / self.config.batch_size, y)
+        d_remainder = own.view(-1, 1, 1).expand_as(R) if isinstance(own, Tensor) else torch.full_like(R, own)
+        return Seen(one(y.detach()), task_loss.detach(), one(out.steps), one(R)), Grads(d_y, remainder=d_remainder)
 
     def prepare(self, batch: Batch) -> tuple[Inputs, Rules]:
         """What the fused path needs to run a batch."""
-        lengths = batch.lengths if self.task.steps > 1 else None
+        lengths = None if self.batches.full else batch.lengths
         if isinstance(self.network, Ensemble):
             E = self.members
             inputs, rules = self.network.prepare(
                 batch.input.unflatten(1, (E, -1)), None if lengths is None else lengths.view(E, -1)
             )
             return inputs, rules._replace(half=self.half)
-        if lengths is not None and int(lengths.min()) == self.task.steps:
-            lengths = None
-        inputs, rules = prepare(self.network, batch.input, None, lengths)
         if not self.half:
-            return inputs, rules
+            return prepare(self.network, batch.input, None, lengths)
         # As a stack of one: its sums and its read-out stay float32.
+        inputs, rules = prepare(self.network, batch.input, None, None)
+        lengths = None if lengths is None else lengths.unsqueeze(0)
         with torch.no_grad():
-            return each(lambda a: a.unsqueeze(0), inputs), rules._replace(stacked=True, half=True)
+            return each(lambda a: a.unsqueeze(0), inputs), rules._replace(lengths=lengths, stacked=True, half=True)
+
+    def apply(self, i: int, loss: Tensor, gradients: Sequence[Tensor], rate: Any) -> None:
+        """What an update does to the weights."""
+        gradient = torch.cat([g.reshape(self.members, -1) for g in gradients], 1)
+        self.check(i, loss, gradient)
+        self.step(gradient, rate)
 
     def check(self, i: int, loss: Tensor, gradient: Tensor) -> None:
         """Clip each network's gradient, and give one up whose loss or gradient is not finite."""
@@ -252,11 +270,11 @@ class Learner:
                 return
         if clip is not None:
             gradient *= (clip / (norm + 1e-6)).clamp(max=1).unsqueeze(1)
-        if self.failed:
+        for e in self.failed:
             # Their weights stay as they are.
-            gradient[list(self.failed)], self.weights.exp_avg[list(self.failed)] = 0, 0
+            gradient[e], self.weights.exp_avg[e] = 0, 0
 
-    def step(self, gradient: Tensor, rate: float) -> None:
+    def step(self, gradient: Tensor, rate: Any) -> None:
         """Adam."""
         w, config = self.weights, self.config
         with torch.no_grad():

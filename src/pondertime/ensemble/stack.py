@@ -64,8 +64,6 @@ class Ensemble(nn.Module):
         """The tensors and the rules of a call."""
         net: Any = self.template[0]
         kind = kind_of(net.cell)
-        if lengths is not None and int(lengths.min()) == len(x):
-            lengths = None
         weights = dict(self.named_parameters())
         zeros = weights["halt.weight"].new_zeros(len(self), x.shape[2], net.cell.hidden_size)
         inputs = Inputs(
@@ -86,6 +84,8 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Ponder]:
         """Inputs ``[T, E, B, I]`` (or int ``[T, E, B]``), lengths ``[E, B]``; outputs ``[T, E, B, O]``."""
+        if lengths is not None and int(lengths.min()) == len(x):
+            lengths = None
         out = fused_networks(*self.prepare(x, lengths), plain=self.plain)
         steps, remainder, rho = (a.transpose(0, 1) for a in (out.steps, out.remainder, out.rho))
         return out.y.transpose(0, 1), Ponder(steps, remainder, rho, out.cost)

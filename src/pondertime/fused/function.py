@@ -1,7 +1,6 @@
 """The fused path as one differentiable function, and as a backend of ACT."""
 
 import functools
-import sys
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ _rows: dict[tuple[int, ...], int] = {}
 def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: bool = False, again: bool = False) -> Any:
     """Run E networks forward: on a GPU with Triton, else with the C loop, or with plain calls where there is none.
 
-    ``again``: many such calls follow, each with one backward pass.
+    ``again``: many steps are made with the run, where it has a ``step``.
     """
     if torch.is_autocast_enabled(inputs.h.device.type):
         # The rules say which products are made in bfloat16.
@@ -39,12 +38,6 @@ def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: boo
     if keep:
         _rows[shape] = int(1.05 * run.rows) + B
     return run
-
-
-def forget_recordings() -> None:
-    """Give the memory back that trainings on a GPU have left for the next one of their shape."""
-    if plans := sys.modules.get("pondertime.fused.triton_plan"):
-        plans.forget_recordings()
 
 
 class Fused(torch.autograd.Function):

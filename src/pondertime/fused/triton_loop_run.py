@@ -169,7 +169,7 @@ class LoopRun(Run):
         xw = None if cut.project else self.project()
         given = (i.weight_ih, i.weight_hh, i.bias_ih, i.bias_hh, i.halt, i.halt_bias, self.lengths, i.h, i.c)
         given = contiguous(*given, *((i.weight_y, i.bias_y) if cut.out else (None, None)))
-        self.starter(
+        self.plan.starter(
             forward_kernel, cut.grid, cut.forward, (*given, x), xw, x, given[0], plan.features + 1, plan.features,
             *given[1:], y, mean, *out[1:], work, self.tape, self.counts, counters(self.device),
             T, B, H, self.X, plan.limit, plan.threshold, self.capacity, H + self.extra, wide, **cut.options,
@@ -212,7 +212,7 @@ class LoopRun(Run):
             mean, d = self.mean, d._replace(y=d_y)
         d_xw, d_h, d_c = self.loop_back(d, 0, x=x)
         made = self.new(self.E * cut.total)
-        self.starter(
+        self.plan.starter(
             weights_kernel, cut.tiles, cut.weights, (d_y,), self.tape, self.counts, mean, d_y, made,
             T, self.B, H, self.capacity, H + self.extra, H + EXTRAS, cut.total, num_warps=4,
         )()  # fmt: skip
@@ -238,7 +238,7 @@ class LoopRun(Run):
         dots = self.new(E * self.capacity * self.cut.slot * self.blocks.CG)
         d_h, d_c = torch.empty_like(i.h), None if i.c is None else torch.empty_like(i.c)
         weights = contiguous(i.weight_hh, i.halt, i.weight_y if self.cut.out else None)
-        self.starter(
+        self.plan.starter(
             backward_kernel, self.cut.grid, self.plan.meta(self.cut.sizes, LAST=last, BY_X=by_x),
             (*weights, *given[:4]), *weights, *given, d_xw, d_h, d_c, self.tape, self.counts, counters(self.device),
             dots, T, B, H, self.X, self.capacity, longest, H + self.extra, **self.cut.options,

@@ -1,10 +1,12 @@
 """What calls of one shape have in common on a GPU: sizes, constants and built kernels, worked out once."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pondertime.fused.common import KINDS, Inputs, Rules
+from pondertime.fused.common import KINDS, Inputs, Rules, stream_of
 from pondertime.fused.triton_tape import FLOAT32, HALF, TF32
 
 # What calls of a shape have in common.
@@ -17,12 +19,6 @@ def precision_of(half: bool) -> int:
     if half:
         return HALF.value
     return TF32.value if torch.backends.cuda.matmul.fp32_precision == "tf32" else FLOAT32.value
-
-
-def forget_recordings() -> None:
-    """Give the memory back that trainings have left."""
-    for plan in _plans.values():
-        plan.spaces.clear()
 
 
 class Plan:
@@ -44,9 +40,8 @@ class Plan:
         self.updates: int | None = None  # that the last such call needed
         self.ticks: list[int] | None = None  # and each of its networks
         self.run: Any = None  # the class that serves it
-        self.recorded: Any = None  # and the one that serves many such calls
+        self.recorded: Any = None  # and the one that serves a training
         self.cut: Any = None  # how a loop shares out its work
-        self.spaces: dict[int, list[Any]] = {}  # memory and recordings that no run has, by stream
         self.metas: dict[tuple[Any, ...], dict[str, Any]] = {}
         # What starts a kernel, by what it was built for: run, function, metadata, the constants after its arguments.
         self.built: dict[tuple[Any, ...], tuple[Any, Any, Any, tuple[Any, ...]]] = {}
@@ -59,6 +54,34 @@ class Plan:
             made = {"CELL": KINDS.index(kind), "GATES": kind.gates, "SLOTS": kind.slots}
             self.metas[key] = made | options | {"FORCED": self.forced} | sizes
         return self.metas[key]
+
+    def starter(
+        self, kernel: Any, grid: tuple[int, ...], meta: dict[str, Any], users: tuple[Tensor | None, ...], *args: Any,
+        **options: Any,
+    ) -> Callable[[], None]:  # fmt: skip
+        """What starts a kernel with these arguments.
+
+        One that was built before for the same numbers is started without Triton's look at every argument. What it was
+        built for includes how the users' tensors are aligned.
+        """
+        places = 0
+        for a in users:
+            if a is not None:
+                places |= a.data_ptr()
+        aligned = places % 16 == 0 or tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
+        key, built, device = (kernel, grid, id(meta), aligned), self.built, self.device
+
+        def start() -> None:
+            known = built.get(key)
+            if known is None:
+                made = kernel[grid](*args, **meta, **options)
+                if made is not None:  # the interpreter builds nothing
+                    built[key] = made.run, made.function, made.packed_metadata, tuple(meta.values())
+                return
+            run, function, metadata, constants = known
+            run(*grid, stream_of(device), function, metadata, None, None, None, *args, *constants)
+
+        return start
 
 
 def plan_of(inputs: Inputs, rules: Rules, keep: bool) -> Plan:

@@ -1,8 +1,8 @@
-"""Ticks recorded once and played again, for networks in training: call after call of one shape.
+"""Training steps recorded once and played again, for networks whose every step has the same shape.
 
 Starting a product and a kernel takes the host longer than the device takes to compute them. A recording (a CUDA graph)
-holds TICKS of both; it needs its tensors at the same addresses in every call, so they lie in a ``Space`` that one run
-at a time has for its own, from its forward pass to the end of its backward pass.
+holds as many calls as one likes; it needs its tensors at the same addresses every time, so they lie in a ``Space``. The
+ticks are recorded TICKS at a time; with ``RecordedRun.step`` all that comes before, between and after them is, too.
 """
 
 from collections.abc import Callable
@@ -12,23 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import Grads, Inputs, Outputs, Rules, stream_of
+from pondertime.fused.common import Grads, Inputs, Outputs, Rules
 from pondertime.fused.triton_plan import Plan
 from pondertime.fused.triton_run import Run
-from pondertime.fused.triton_tick_run import TICKS, TickRun, block, key
+from pondertime.fused.triton_tick_run import TICKS, Back, TickRun, alike, block
+
+# Recordings of what is between and after the ticks: one for each number of ticks, up to so many.
+MOST_STEPS = 32
 
 
 class Space:
     """Memory of a run, in the order in which a pass asks for it, and the recordings that use it."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity, self.at = capacity, 0
-        self.stream: Any = None  # on which recordings are made
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity, self.at, self.cuda = capacity, 0, device.type == "cuda"
         self.tensors: list[Tensor] = []
-        self.passes: dict[Any, list[Tensor]] = {}
-        self.recordings: dict[Any, Any] = {}
+        self.passes: dict[str, list[Tensor]] = {}
+        self.ticks: dict[Any, Any] = {}
+        self.begun: Any = None  # the recording of what comes before the first tick
+        self.steps: dict[Any, Any] = {}
+        if self.cuda:
+            self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
-    def begin(self, kind: Any) -> None:
+    def begin(self, kind: str) -> None:
         """Begin a pass; those of one kind ask for the same."""
         self.tensors, self.at = self.passes.setdefault(kind, []), 0
 
@@ -39,40 +45,101 @@ class Space:
         self.at += 1
         return self.tensors[self.at - 1]
 
+    def record(self, call: Callable[[], Any]) -> tuple[Any, Any]:
+        """A recording of a call that was made before, and what it returns."""
+        recording = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recording, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            made = call()
+        return recording, made
+
 
 class RecordedRun(TickRun):
-    """The ticks of a training step; its results are the caller's, its memory is the plan's."""
+    """A run by recorded ticks, which can make any number of steps of its networks: its tensors stay, what they hold
+    changes."""
 
     roomy = 64  # to record anew takes longer than most updates
+    lasts = False  # whether steps are made with it
 
     def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> None:
-        self.free = plan.spaces.setdefault(stream_of(plan.device), [])
-        self.space: Any = self.free.pop() if self.free else Space(0)
+        self.space = Space(0, plan.device)
         super().__init__(inputs, rules, plan, keep=keep, seen=seen)
-        out, names = self.out, ("h", "c", "steps", "remainder") + (() if plan.out else ("y",))
-        copies = {k: getattr(out, k).clone() for k in names if getattr(out, k) is not None}
-        self.out = out._replace(**copies)
 
     def guess(self, rows: int) -> int:
-        return self.space.capacity or self.room(super().guess(rows))
+        return self.room(super().guess(rows))
 
     def room(self, ticks: int) -> int:
         """A little more, since a longer tape means to record anew."""
         return min(ticks + ticks // 4 + TICKS, max(ticks, self.T * self.plan.limit))
 
-    def forward(self) -> Outputs:
+    def forward(self) -> None:
         if self.space.capacity != self.capacity:
-            self.space = Space(self.capacity)
+            self.space = Space(self.capacity, self.device)
+        space = self.space
+        if space.begun is not None:
+            self.report.zero_()
+            space.begun.replay()
+        else:
+            self.begin()
+            if self.lasts and space.cuda:
+                space.begun, _ = space.record(self.begin)
+        self.advance()
+
+    def begin(self) -> None:
         self.space.begin("forward")
-        return super().forward()
+        super().begin()
+
+    def begin_back(self, d: Grads, groups: Any) -> Back:
+        self.space.begin("backward")
+        return super().begin_back(d, groups)
+
+    def step(
+        self,
+        judge: Callable[[Outputs], tuple[Any, Grads]],
+        apply: Callable[[Any, Inputs], None],
+        state: Any = None,
+    ) -> Any:
+        """A training step: forward, ``judge`` of the results, backward, ``apply`` of what it saw and the derivatives.
+
+        Returns what ``judge`` saw, which the next step overwrites, as it does the results. The two must do the same
+        calls on the same tensors every time, unless ``state`` is another; once they are recorded nobody calls them.
+        """
+        with torch.cuda.device(self.device) if self.space.cuda else nullcontext():
+            return self.make_step(judge, apply, state)
+
+    def make_step(self, judge: Any, apply: Any, state: Any) -> Any:
+        self.lasts = True
+        self.complete()
+        groups = alike([min(-(-ticks // TICKS) * TICKS, self.capacity) for ticks in self.needed])
+        known = self.space.steps.get((state, *groups))
+        if known is not None:
+            between, (seen, back, _), after = known
+            between.replay()
+            self.repeat("backward", back.wanted, back.tick)
+            after.replay()
+            return seen
+
+        def begin_step() -> tuple[Any, Back, tuple[Any, ...]]:
+            self.present = None
+            seen, d = judge(self.whole())
+            d_mean, *by_read_out = self.by_read_out(d.y)
+            return seen, self.begin_back(d._replace(y=d_mean), groups), tuple(by_read_out)
+
+        def end_step(seen: Any, back: Back, by_read_out: tuple[Any, ...]) -> None:
+            made: Any = (*self.end_back(back, x=False), *by_read_out)
+            apply(seen, Inputs(*made))
+
+        seen, back, by_read_out = begin_step()
+        self.repeat("backward", back.wanted, back.tick)
+        end_step(seen, back, by_read_out)
+        if self.space.cuda and len(self.space.steps) < MOST_STEPS:
+            between, made = self.space.record(begin_step)
+            after, _ = self.space.record(lambda: end_step(*made))
+            self.space.steps[state, *groups] = between, made, after
+        return seen
 
     def gradients(self, d: Grads, *, x: bool) -> list[Tensor | None]:
-        self.space.begin(key(d))
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-            made = super().gradients(d, x=x)
-        self.free.append(self.space)
-        self.space = None  # the next run's
-        return made
+        with torch.cuda.device(self.device) if self.space.cuda else nullcontext():
+            return super().gradients(d, x=x)
 
     def new(self, *shape: int, zero: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
         made = self.space.take(lambda: Run.new(self, *shape, dtype=dtype))
@@ -81,30 +148,24 @@ class RecordedRun(TickRun):
     def fixed(self, a: Any) -> Any:
         return None if a is None else self.space.take(lambda: torch.empty_like(a)).copy_(a)
 
-    def report(self) -> Tensor:
-        return self.space.take(super().report).zero_()
+    def new_report(self) -> Tensor:
+        return self.space.take(super().new_report).zero_()
 
     def repeat(self, kind: Any, wanted: list[int], tick: Callable[[int], None]) -> None:
         """As many ticks more as fill the last recording do nothing; networks at the end that are done are left out."""
         size = block(self.E)
+
+        def ticks(first: int) -> None:
+            for _ in range(TICKS):
+                tick(first)
+
         for made in range(0, max(wanted), TICKS):
             last = max(e for e, some in enumerate(wanted) if some > made)
             first = min((last // size + 1) * size, self.E)
-            recording = self.space.recordings.get((kind, first))
-            if recording is None:
-                self.space.recordings[kind, first] = self.record(lambda first=first: tick(first))
-            else:
+            recording = self.space.ticks.get((kind, first))
+            if recording is not None:
                 recording.replay()
-
-    def record(self, tick: Callable[[], None]) -> Any:
-        """Make TICKS ticks and record as many."""
-        for _ in range(TICKS):
-            tick()  # this also builds the kernels
-        if self.device.type != "cuda":
-            return None
-        recording, space = torch.cuda.CUDAGraph(), self.space
-        space.stream = space.stream or torch.cuda.Stream(self.device)
-        with torch.cuda.graph(recording, stream=space.stream, capture_error_mode="thread_local"):
-            for _ in range(TICKS):
-                tick()
-        return recording
+                continue
+            ticks(first)  # this also builds the kernels
+            if self.space.cuda:
+                self.space.ticks[kind, first], _ = self.space.record(lambda first=first: ticks(first))

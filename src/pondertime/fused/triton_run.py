@@ -4,13 +4,13 @@
 serves the rest. Both are a ``Run``. The tensors of a call have an axis E only where the rules say stacked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import GRU, LSTM, Grads, Inputs, Outputs, Rules, by_look_up, look_up, stream_of
+from pondertime.fused.common import GRU, LSTM, Grads, Inputs, Outputs, Rules, by_look_up, look_up
 from pondertime.fused.triton_plan import Plan, plan_of
 from pondertime.fused.triton_tape import EXTRA
 
@@ -93,18 +93,23 @@ class Run:
 
     def backward(self, d: Grads, *, x: bool) -> Inputs:
         """Derivatives by every input, by x only where it is asked for. The tape is used up."""
-        i, d_mean, d_weight, d_bias = self.inputs, d.y, None, None
-        if i.weight_y is not None and d.y is None:
+        d_mean, *by_read_out = self.by_read_out(d.y)
+        made: Any = [*self.gradients(d._replace(y=d_mean), x=x), *by_read_out]
+        return Inputs(*made)
+
+    def by_read_out(self, d_y: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Derivatives by the mean state and by the weights of the read-out, from those by the output."""
+        i, d_mean, d_weight, d_bias = self.inputs, d_y, None, None
+        if i.weight_y is not None and d_y is None:
             d_weight, d_bias = torch.zeros_like(i.weight_y), None if i.bias_y is None else torch.zeros_like(i.bias_y)
-        elif i.weight_y is not None and d.y is not None:
-            d_y = self.flat(self.masked(d.y.contiguous()), d.y.shape[-1])
+        elif i.weight_y is not None and d_y is not None:
+            d_y = self.flat(self.masked(d_y.contiguous()), d_y.shape[-1])
             d_mean = d_y.float() if self.reads else self.multiply(d_y, i.weight_y)
             by_weight = self.multiply(d_y.transpose(-2, -1), self.mean[..., : self.H + 1])
             d_weight = by_weight[..., : self.H]
             if i.bias_y is not None:
                 d_bias = d_y.float().sum(-2) if by_weight.shape[-1] == self.H else by_weight[..., self.H]
-        made: Any = [*self.gradients(Grads(d_mean, d.h, d.c, d.remainder), x=x), d_weight, d_bias]
-        return Inputs(*made)
+        return d_mean, d_weight, d_bias
 
     def gradients(self, d: Grads, *, x: bool) -> list[Tensor | None]:
         """Derivatives by every input but the read-out's, from those by the mean state (or by the read-out, where the
@@ -118,34 +123,6 @@ class Run:
         if is_small(plan, rows, self.roomy):
             return most
         return min(most, int(1.1 * (plan.updates or 8 * plan.T)) + 2)
-
-    def starter(
-        self, kernel: Any, grid: tuple[int, ...], meta: dict[str, Any], users: tuple[Tensor | None, ...], *args: Any,
-        **options: Any,
-    ) -> Callable[[], None]:  # fmt: skip
-        """What starts a kernel with these arguments.
-
-        One that was built before for the same numbers is started without Triton's look at every argument. What it was
-        built for includes how the users' tensors are aligned.
-        """
-        places = 0
-        for a in users:
-            if a is not None:
-                places |= a.data_ptr()
-        aligned = places % 16 == 0 or tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
-        key, built, device = (kernel, grid, id(meta), aligned), self.plan.built, self.device
-
-        def start() -> None:
-            known = built.get(key)
-            if known is None:
-                made = kernel[grid](*args, **meta, **options)
-                if made is not None:  # the interpreter builds nothing
-                    built[key] = made.run, made.function, made.packed_metadata, tuple(meta.values())
-                return
-            run, function, metadata, constants = known
-            run(*grid, stream_of(device), function, metadata, None, None, None, *args, *constants)
-
-        return start
 
     def project(self) -> Tensor:
         """W_x x_t for all t, without biases."""
@@ -294,7 +271,7 @@ def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False, again: bool = False) -> Run:
-    """Run forward in the way that serves these sizes; ``again``: many such calls follow, each with its way back."""
+    """Run forward in the way that serves these sizes; ``again``: many steps are made with the run."""
     device = inputs.h.device
     if device.type == "cuda" and torch.cuda.current_device() != device.index:
         # Triton starts kernels on the current device.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -19,19 +19,17 @@ TICKS = 8
 BLOCKS = 8
 
 
-def key(d: Grads) -> tuple[bool, ...]:
-    """Which derivatives there are."""
-    return tuple(a is not None for a in d)
-
-
 def block(networks: int) -> int:
     """Networks that are left out together."""
     return -(-networks // BLOCKS)
 
 
-def alike(ticks: list[int]) -> list[tuple[int, int, int]]:
+Groups = list[tuple[int, int, int]]
+
+
+def alike(ticks: list[int]) -> Groups:
     """Networks one after the other that need about as many ticks: the first, the one after the last, how many."""
-    groups: list[tuple[int, int, int]] = []
+    groups: Groups = []
     size = block(len(ticks))
     for first in range(0, len(ticks), size):
         end, most = min(first + size, len(ticks)), max(ticks[first : first + size])
@@ -42,8 +40,39 @@ def alike(ticks: list[int]) -> list[tuple[int, int, int]]:
     return groups
 
 
+def product(a: Tensor, weight: Tensor, out: Tensor, first: int) -> None:
+    """The product of the first networks."""
+    multiply: Any = torch.mm
+    if a.dim() == 3:
+        multiply, a, weight, out = torch.bmm, a[:first], weight[:first], out[:first]
+    if a.dtype == out.dtype:
+        multiply(a, weight, out=out)
+    else:
+        multiply(a, weight, out_dtype=out.dtype, out=out)
+
+
+class Back(NamedTuple):
+    """A backward pass: how many ticks the networks make, what makes one of the first networks, what they write to."""
+
+    groups: Groups
+    tick: Callable[[int], None]
+    d_xw: Tensor
+    made: Tensor  # [.., B, HP], by s_0 in the end
+    past: Tensor  # [.., B, H], by c_0
+
+    @property
+    def wanted(self) -> list[int]:
+        """The ticks of each network."""
+        return [ticks for first, end, ticks in self.groups for _ in range(first, end)]
+
+
 class TickRun(Run):
     """One product and one launch for each tick and direction."""
+
+    results: Outputs  # with the mean state in place of the read-out
+    tick: Callable[[int], None]  # makes one of the first networks
+    report: Tensor  # the ticks that each row needed, on the host, where the device writes them
+    needed: list[int]  # and each network
 
     def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> None:
         super().__init__(inputs, rules, plan, keep=keep)
@@ -52,22 +81,20 @@ class TickRun(Run):
         self.launch: dict[str, Any] = {"num_warps": 4 if self.H <= 512 else 16}
         if self.keep:
             self.capacity = self.guess(self.B)
-        out = self.forward()
+        self.complete()
+        self.out: Any = self.whole()
+
+    def complete(self) -> None:
+        """A forward pass; again, if the tape was too short for it."""
+        self.forward()
         if self.keep and max(self.needed) > self.capacity:
             self.capacity = self.room(max(self.needed))
-            out = self.forward()
-        self.out: Any = self.read(out) if plan.out else out
-        plan.updates = max(self.needed)
+            self.forward()
+        self.plan.updates = max(self.needed)
 
-    def product(self, a: Tensor, weight: Tensor, out: Tensor, first: int) -> None:
-        """The product of the first networks."""
-        if first < self.E:
-            a, weight, out = a[:first], weight[:first], out[:first]
-        multiply: Any = torch.bmm if a.dim() == 3 else torch.mm
-        if a.dtype == out.dtype:
-            multiply(a, weight, out=out)
-        else:
-            multiply(a, weight, out_dtype=out.dtype, out=out)
+    def whole(self) -> Outputs:
+        """The results with the read-out."""
+        return self.read(self.results) if self.plan.out else self.results
 
     def fixed(self, a: Any) -> Any:
         """What the kernels read of a tensor."""
@@ -91,7 +118,12 @@ class TickRun(Run):
         made[..., : self.H].copy_(weight)
         return made
 
-    def forward(self) -> Outputs:
+    def forward(self) -> None:
+        self.begin()
+        self.advance()
+
+    def begin(self) -> None:
+        """All that comes before the first tick."""
         plan, E, T, B, H, cuda = self.plan, self.E, self.T, self.B, self.H, self.device.type == "cuda"
         mean = self.new(*plan.front, *((T * B,) if plan.out else (T, B)), H, zero=plan.ragged)
         xw, out, i = self.fixed(self.project()), self.outputs(mean, zero=plan.ragged), self.inputs
@@ -108,7 +140,9 @@ class TickRun(Run):
         work = self.tape = self.new(3 * E * B * H + E * B)
         if self.keep:
             self.tape = self.new_tape(self.capacity * B)
-        report, self.weight = self.report(), self.weights()
+        self.report, self.weight = self.new_report(), self.weights()
+        # A tick must not hold the run that holds it.
+        tape, counts, report, capacity, launch = self.tape, self.counts, self.report, self.capacity, self.launch
         state, short = work[: E * B * H].view(*plan.front, B, H), None
         if plan.half:
             # What the products see of the states.
@@ -120,70 +154,79 @@ class TickRun(Run):
 
         @cache
         def start(first: int) -> Callable[[], None]:
-            return self.starter(
+            return plan.starter(
                 tick_forward, (B, first, 1), meta, (flag, *users), made, xw, flag, *users,
-                *out[:5], work, short, self.tape, self.counts, report,
-                E, T, B, plan.limit, plan.threshold, self.capacity, **self.launch,
+                *out[:5], work, short, tape, counts, report,
+                E, T, B, plan.limit, plan.threshold, capacity, **launch,
             )  # fmt: skip
 
         def tick(first: int) -> None:
-            self.product(state, transposed, made, first)
+            product(state, transposed, made, first)
             start(first)()
 
-        wanted = plan.ticks or [T] * E
+        self.results, self.tick = out, tick
+        if plan.out:
+            self.mean = mean
+
+    def advance(self) -> None:
+        """Ticks until no row runs."""
+        wanted, seen = self.plan.ticks or [self.T] * self.E, self.report.view(self.E, self.B)
         while True:
-            self.repeat("forward", wanted, tick)
-            if cuda:
+            self.repeat("forward", wanted, self.tick)
+            if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
-            seen = report.view(E, B)
             if int(seen.min()) > 0:
                 break
             wanted = torch.where(seen.amin(1) > 0, 0, TICKS).tolist()
-        self.needed = plan.ticks = seen.amax(1).tolist()
-        if plan.out:
-            self.mean = mean
-        return out
+        self.needed = self.plan.ticks = seen.amax(1).tolist()
 
-    def report(self) -> Tensor:
-        """Ticks that each row needed, on the host, where the device writes them."""
+    def new_report(self) -> Tensor:
         return torch.zeros(self.E * self.B, dtype=torch.int32, pin_memory=self.device.type == "cuda")
 
     def gradients(self, d: Grads, *, x: bool) -> list[Tensor | None]:
         """Derivatives by all inputs; by x only where it is asked for. The tape is used up."""
-        i, E, T, B, H = self.inputs, self.E, self.T, self.B, self.H
+        back = self.begin_back(d, alike(self.needed))
+        self.repeat("backward", back.wanted, back.tick)
+        return self.end_back(back, x=x)
+
+    def begin_back(self, d: Grads, groups: Groups) -> Back:
+        """All of a backward pass that comes before its first tick."""
+        plan, i, E, T, B, H = self.plan, self.inputs, self.E, self.T, self.B, self.H
         given, last = self.given(d)
-        plan = self.plan
         d_xw = self.new(*plan.front, T * B, self.X, zero=plan.ragged)
-        work, rows = self.new(3 * E * B * H + E * B), self.capacity * B
+        work = self.new(3 * E * B * H + E * B)
         halt, lengths = self.fixed(i.halt.contiguous()), self.fixed(self.lengths)
+        weight, tape, counts, capacity, launch = self.weight, self.tape, self.counts, self.capacity, self.launch
         d_mean, d_h, d_c, d_remainder = (self.fixed(a) for a in given[:4])
         given = (d_mean, d_h, d_c, d_remainder, *d_remainder.stride()[-2:])
         # What the products see of the derivatives.
-        short = self.new(*plan.front, B, plan.P, dtype=self.weight.dtype)
+        short = self.new(*plan.front, B, plan.P, dtype=weight.dtype)
         made = self.new(*plan.front, B, self.HP, dtype=torch.float32 if i.h.is_cuda else short.dtype)
         meta = plan.meta(self.sizes, RAGGED=plan.ragged, LAST=last)
-        groups = alike(self.needed)
-        wanted = [ticks for first, end, ticks in groups for _ in range(first, end)]
-        to_make = self.counts[3 * E * B : 4 * E * B].view(E, B)
+        to_make = counts[3 * E * B : 4 * E * B].view(E, B)
         for first, end, ticks in groups:
             to_make[first:end] = ticks
 
         @cache
         def start(first: int) -> Callable[[], None]:
-            return self.starter(
+            return plan.starter(
                 tick_backward, (B, first, 1), meta, (halt, lengths, *given[:4]), made, halt, lengths, *given,
-                d_xw, work, short, self.tape, self.counts, E, T, B, self.capacity, **self.launch,
+                d_xw, work, short, tape, counts, E, T, B, capacity, **launch,
             )  # fmt: skip
 
         def tick(first: int) -> None:
             start(first)()
-            self.product(short, self.weight, made, first)
+            product(short, weight, made, first)
 
-        self.repeat(key(d), wanted, tick)
-        past, made = work[2 * E * B * H : 3 * E * B * H].view(*plan.front, B, H), made[..., :H]
-        d_h = made + past if plan.kind is GRU else made.clone()
-        used = [(first, end, ticks * B) for first, end, ticks in groups]
-        return self.by_tape(rows, used, d_xw, d_h.to(i.h.dtype), None if i.c is None else past.clone(), x=x)
+        return Back(groups, tick, d_xw, made, work[2 * E * B * H : 3 * E * B * H].view(*plan.front, B, H))
+
+    def end_back(self, back: Back, *, x: bool) -> list[Tensor | None]:
+        """What comes after its last tick."""
+        i, B, made, past = self.inputs, self.B, back.made[..., : self.H], back.past
+        d_h = made + past if self.plan.kind is GRU else made.clone()
+        used = [(first, end, ticks * B) for first, end, ticks in back.groups]
+        d_c = None if i.c is None else past.clone()
+        return self.by_tape(self.capacity * B, used, back.d_xw, d_h.to(i.h.dtype), d_c, x=x)
 
     def trace(self) -> list[Update]:
         """Every update of the first network."""
