@@ -215,7 +215,8 @@ def compare_steps(
 
     E, B, H = sizes
     torch.manual_seed(1)
-    stack = Ensemble([make(kind, 3, H, max_steps=12).float() for _ in range(E)]).to(device)
+    # In bfloat16 not as many updates, since their rounding adds up.
+    stack = Ensemble([make(kind, 3, H, max_steps=5 if half else 12).float() for _ in range(E)]).to(device)
     x, lengths = torch.zeros(T, E, B, 3, device=device), torch.ones(E, B, dtype=torch.int64, device=device)
     inputs, rules = stack.prepare(x, lengths)
     precision, orders = torch.bfloat16 if half else torch.float32, ((-2.5, -0.8, 3.0), (3.0, -0.8, -2.5))
