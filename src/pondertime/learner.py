@@ -91,6 +91,8 @@ class Learner:
             self.tau = torch.tensor([c.tau for c in configs], device=device)
         self.weights = weights or Weights(network, self.members)
         self.weights.attach(network)
+        self.gradient = torch.empty_like(self.weights.all)
+        self.gradients = list(self.weights.views(self.gradient).values())
         self.backend = network.resolve(device)
         self.fused = self.backend if self.backend.startswith("fused") else None
         # Several networks on a GPU, or a large one: the product of an update is bound by the bytes of the weights.
@@ -253,9 +255,10 @@ class Learner:
 
     def apply(self, i: int, loss: Tensor, gradients: Sequence[Tensor], rate: Any) -> None:
         """What an update does to the weights."""
-        gradient = torch.cat([g.reshape(self.members, -1) for g in gradients], 1)
-        self.check(i, loss, gradient)
-        self.step(gradient, rate)
+        for to, made in zip(self.gradients, gradients, strict=True):
+            to.copy_(made.view(to.shape))
+        self.check(i, loss, self.gradient)
+        self.step(self.gradient, rate)
 
     def check(self, i: int, loss: Tensor, gradient: Tensor) -> None:
         """Clip each network's gradient, and give one up whose loss or gradient is not finite."""

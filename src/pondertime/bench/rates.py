@@ -127,15 +127,17 @@ def busy(run: dict[str, Any], cost: Callable[[float], float], processors: int) -
 
 
 def learner_rate(task: str, members: int, seconds: float) -> float:
-    """Updates a second over all networks, data and Adam included, of a Learner on a GPU, from its first updates on."""
+    """Updates a second over all networks, data and Adam included, of a Learner on a GPU.
+
+    Before, it trains for as long without being timed: it records its updates then.
+    """
     config = make_config(task, members=members, iterations=10**9)
     learner = make_learner(config, make_task(config), "cuda", "auto")
-    for _ in range(5):
-        learner.advance(10**9)
-    torch.cuda.synchronize()
-    start, before = time.perf_counter(), learner.work
-    while time.perf_counter() - start < seconds:
-        learner.advance(10**9)
+    for _ in ("recorded", "timed"):
+        torch.cuda.synchronize()
+        start, before = time.perf_counter(), learner.work
+        while time.perf_counter() - start < seconds:
+            learner.advance(10**9)
     torch.cuda.synchronize()
     return (learner.work - before) / (time.perf_counter() - start)
 
