@@ -89,6 +89,14 @@ def test_a_worker_that_is_killed_is_reported_and_the_run_resumes(tmp_path: Path,
     assert abs(counted - expected) <= config.batch_size
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_worker_that_ctrl_c_ends_before_it_begins_has_not_failed(asked: bool):
+    death = RunError("worker 1 of 2 died")
+    session = SimpleNamespace(updates=0, limits=SimpleNamespace(asked=lambda: asked))
+    crew: Any = SimpleNamespace(session=session, death=lambda: death, collect=lambda: None)
+    assert hogwild.watch(crew) == ("asked" if asked else death)
+
+
 def test_a_worker_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config, folder = small(workers=2, iterations=100_000), RunFolder(tmp_path / "run")
 

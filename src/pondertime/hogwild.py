@@ -156,7 +156,8 @@ def watch(crew: Crew) -> str | RunError:
         death = crew.death()
         crew.collect()
         if death is not None:
-            return death
+            # Ctrl-C reaches every process, and a worker that is still being made dies of it.
+            return death if isinstance(death, Diverged) or not session.limits.asked() else "asked"
         stop = None
         if session.updates - logged >= session.config.log_every * session.config.workers:
             logged = session.updates
