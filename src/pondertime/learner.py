@@ -100,7 +100,7 @@ class Learner:
         self.half = heavy and self.fused is not None and torch.device(device).type == "cuda"
         if self.half:
             self.backend += ", bfloat16 products"
-        # What makes their steps, where that can be recorded: for batches of full length and for others.
+        # What makes the updates, where they can be recorded: for batches of full length and for others.
         self.steppers: dict[bool, Stepper | None] = {}
         self.sums = torch.zeros(self.members, len(SUMS) + config.max_steps + 1, dtype=torch.float64, device=device)
         self.failed: dict[int, int] = {}  # members of an ensemble whose loss was not finite, and when
@@ -201,7 +201,7 @@ class Learner:
 
     def stepper(self, batch: Batch) -> Stepper | None:
         """What makes steps of such batches by recordings; None: nothing does."""
-        if not self.half:
+        if self.fused is None or not self.weights.all.is_cuda:
             return None
         full = self.batches.full
         if full not in self.steppers:
@@ -233,11 +233,14 @@ class Learner:
         with torch.enable_grad():
             task_loss = self.task.loss(one(y), batch)
             (d_y,) = torch.autograd.grad(task_loss.sum() / self.config.batch_size, y)
-        d_remainder = own.view(-1, 1, 1).expand_as(R) if isinstance(own, Tensor) else torch.full_like(R, own)
+        if isinstance(own, Tensor):
+            d_remainder = own.view(-1, *[1] * (R.dim() - 1)).expand_as(R)
+        else:
+            d_remainder = torch.full_like(R, own)
         return Seen(one(y.detach()), task_loss.detach(), one(out.steps), one(R)), Grads(d_y, remainder=d_remainder)
 
     def prepare(self, batch: Batch) -> tuple[Inputs, Rules]:
-        """What the fused path needs to run a batch."""
+        """What the fused path needs to run a batch of the current chunk."""
         lengths = None if self.batches.full else batch.lengths
         if isinstance(self.network, Ensemble):
             E = self.members
@@ -245,13 +248,14 @@ class Learner:
                 batch.input.unflatten(1, (E, -1)), None if lengths is None else lengths.view(E, -1)
             )
             return inputs, rules._replace(half=self.half)
-        if not self.half:
-            return prepare(self.network, batch.input, None, lengths)
-        # As a stack of one: its sums and its read-out stay float32.
         inputs, rules = prepare(self.network, batch.input, None, None)
-        lengths = None if lengths is None else lengths.unsqueeze(0)
+        if lengths is not None:
+            rules = rules._replace(lengths=lengths.unsqueeze(0))  # the input has zeros at padding
+        if not self.half:
+            return inputs, rules
+        # As a stack of one: its sums and its read-out stay float32.
         with torch.no_grad():
-            return each(lambda a: a.unsqueeze(0), inputs), rules._replace(lengths=lengths, stacked=True, half=True)
+            return each(lambda a: a.unsqueeze(0), inputs), rules._replace(stacked=True, half=True)
 
     def apply(self, i: int, loss: Tensor, gradients: Sequence[Tensor], rate: Any) -> None:
         """What an update does to the weights."""

@@ -91,8 +91,8 @@ def stacked(name: str, seconds: float) -> list[dict[str, Any]]:
     found = {members: rates.learner_rate(name, members, seconds) for members in (1, 20)}
     names = {1: "one by one, float32", 20: "20 at once, bfloat16"}
     return [
-        {"workload": name, "mode": "training", "halting": "as it begins", "contestant": names[members], "value": rate,
-         "unit": "updates/s", "ratio": rate / found[1]}
+        {"workload": name, "mode": "training", "halting": "early in training", "contestant": names[members],
+         "value": rate, "unit": "updates/s", "ratio": rate / found[1]}
         for members, rate in found.items()
     ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Training updates of stacked networks on a GPU, recorded."""
+"""Training updates of one network or of several, stacked, on a GPU, recorded."""
 
 from typing import Any
 
@@ -24,6 +24,7 @@ class Stepper:
 
     def __init__(self, batch: Batch, run: Any, members: int) -> None:
         self.batch, self.run = batch, run
+        run.out = None  # of the first batch
         self.price, self.rate = (torch.zeros(size, device=batch.input.device) for size in ((members,), ()))
 
     @staticmethod
@@ -45,7 +46,7 @@ class Stepper:
         self.rate.fill_(rate)
 
         def judge(out: Outputs) -> tuple[Any, Grads]:
-            return learner.judge(out, self.batch, self.price, stacked=True)
+            return learner.judge(out, self.batch, self.price, stacked=self.run.rules.stacked)
 
         def apply(seen: Any, d: Inputs) -> None:
             learner.apply(i, seen.task_loss, by_weights(d), self.rate)

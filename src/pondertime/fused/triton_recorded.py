@@ -12,13 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import Grads, Inputs, Outputs, Rules
-from pondertime.fused.triton_plan import Plan
+from pondertime.fused.common import Grads, Inputs, Outputs
 from pondertime.fused.triton_run import Run
 from pondertime.fused.triton_tick_run import TICKS, Back, TickRun, alike, block
 
-# Recordings of what is between and after the ticks: one for each number of ticks, up to so many.
+# Recordings of what is between and after the ticks, one for each number of ticks; then the oldest is given up.
 MOST_STEPS = 32
+
+
+def rounded(ticks: int) -> int:
+    """A little more, so that numbers of ticks come again."""
+    size = max(TICKS, (1 << ticks.bit_length()) // 32)
+    return -(-ticks // size) * size
 
 
 class Space:
@@ -46,7 +51,11 @@ class Space:
         return self.tensors[self.at - 1]
 
     def record(self, call: Callable[[], Any]) -> tuple[Any, Any]:
-        """A recording of a call that was made before, and what it returns."""
+        """A recording of a call that was made before, and what it returns.
+
+        All share a pool, though they are played in any order: what one leaves for another is kept, and nothing but
+        ticks, which take no memory, is played in between.
+        """
         recording = torch.cuda.CUDAGraph()
         with torch.cuda.graph(recording, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             made = call()
@@ -58,11 +67,7 @@ class RecordedRun(TickRun):
     changes."""
 
     roomy = 64  # to record anew takes longer than most updates
-    lasts = False  # whether steps are made with it
-
-    def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> None:
-        self.space = Space(0, plan.device)
-        super().__init__(inputs, rules, plan, keep=keep, seen=seen)
+    space: Any = None
 
     def guess(self, rows: int) -> int:
         return self.room(super().guess(rows))
@@ -72,7 +77,7 @@ class RecordedRun(TickRun):
         return min(ticks + ticks // 4 + TICKS, max(ticks, self.T * self.plan.limit))
 
     def forward(self) -> None:
-        if self.space.capacity != self.capacity:
+        if self.space is None or self.space.capacity != self.capacity:
             self.space = Space(self.capacity, self.device)
         space = self.space
         if space.begun is not None:
@@ -80,7 +85,7 @@ class RecordedRun(TickRun):
             space.begun.replay()
         else:
             self.begin()
-            if self.lasts and space.cuda:
+            if space.cuda:
                 space.begun, _ = space.record(self.begin)
         self.advance()
 
@@ -101,15 +106,15 @@ class RecordedRun(TickRun):
         """A training step: forward, ``judge`` of the results, backward, ``apply`` of what it saw and the derivatives.
 
         Returns what ``judge`` saw, which the next step overwrites, as it does the results. The two must do the same
-        calls on the same tensors every time, unless ``state`` is another; once they are recorded nobody calls them.
+        calls on the same tensors every time, unless ``state`` is another, and ``judge`` must give the same derivatives
+        even then; once they are recorded nobody calls them.
         """
         with torch.cuda.device(self.device) if self.space.cuda else nullcontext():
             return self.make_step(judge, apply, state)
 
     def make_step(self, judge: Any, apply: Any, state: Any) -> Any:
-        self.lasts = True
         self.complete()
-        groups = alike([min(-(-ticks // TICKS) * TICKS, self.capacity) for ticks in self.needed])
+        groups = alike([min(rounded(ticks), self.capacity) for ticks in self.needed])
         known = self.space.steps.get((state, *groups))
         if known is not None:
             between, (seen, back, _), after = known
@@ -131,15 +136,13 @@ class RecordedRun(TickRun):
         seen, back, by_read_out = begin_step()
         self.repeat("backward", back.wanted, back.tick)
         end_step(seen, back, by_read_out)
-        if self.space.cuda and len(self.space.steps) < MOST_STEPS:
+        if self.space.cuda:
+            if len(self.space.steps) == MOST_STEPS:
+                self.space.steps.pop(next(iter(self.space.steps)))
             between, made = self.space.record(begin_step)
             after, _ = self.space.record(lambda: end_step(*made))
             self.space.steps[state, *groups] = between, made, after
         return seen
-
-    def gradients(self, d: Grads, *, x: bool) -> list[Tensor | None]:
-        with torch.cuda.device(self.device) if self.space.cuda else nullcontext():
-            return super().gradients(d, x=x)
 
     def new(self, *shape: int, zero: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
         made = self.space.take(lambda: Run.new(self, *shape, dtype=dtype))
