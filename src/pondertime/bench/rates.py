@@ -56,15 +56,20 @@ def rate(group: GpuGroup, updates: int, repeats: int = 3) -> dict[str, float]:
     }
 
 
-def fixed_rates(task_name: str, steps: Iterable[int], networks: int, updates: int, **options: Any) -> dict[int, Any]:
-    """The rate at each fixed N."""
+def fixed_rates(
+    task_name: str, steps: Iterable[int], networks: int, updates: int | None = None, **options: Any
+) -> dict[int, Any]:
+    """The rate at each fixed N, over so many updates at N up to 5; None: over whole chunks, drawn meanwhile."""
     configs = fixed(task_name, networks)
     group = GpuGroup(configs, make_task(configs[0]), "cuda", **options)
     rates = {}
     for n in steps:
         group.load(group.tensors(), [0] * networks)
         halt_after(group, n)
-        rates[n] = rate(group, max(64, updates * 5 // max(5, n)))
+        if updates is None:
+            rates[n] = rate(group, group.per_chunk, repeats=3 if n <= 10 else 1)
+        else:
+            rates[n] = rate(group, max(64, updates * 5 // max(5, n)))
     return rates
 
 
@@ -149,7 +154,7 @@ def measure(task: str, *, seeds: int = 20, updates: int = 10_000, networks: int 
     multiprocessors, and when there are as many as in the grid, which do not fit the cache.
     """
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    rates = fixed_rates(task, (2, 5, 10, 20, 40), networks or processors, 1024)
+    rates = fixed_rates(task, (2, 5, 10, 20, 40), networks or processors)
     run = grid_run(task, seeds, updates)
     crowd = fixed_rates(task, (2, 10, 40), run["networks"], 512)
     cost = cost_of(rates, processors)
