@@ -226,7 +226,7 @@ def compare_steps(
             stack.weights("halt.bias").copy_(torch.tensor([order[e % 3] for e in range(E)]).unsqueeze(1))
             x.normal_()
             price.uniform_()
-            lengths.random_(1, T + 1)
+            lengths.random_(1, T + 1)[:, 0] = T  # so that the numbers of ticks come again
             seen = run.step(judge, apply)
         for e in range(E):
             net = stack.member(e).double()

@@ -169,19 +169,16 @@ def test_a_heavy_network_trains_as_a_stack_of_one(device: str, monkeypatch: pyte
 SMALL = {"hidden_size": 24, "batch_size": 5, "halt_bias": -1.0, "max_steps": 6, "tau_warmup": 20}
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(
-    "config",
-    [
-        make_config("addition", members=3, **SMALL),
-        replace(make_config("addition", members=2, **SMALL), taus=(1e-4, 0.3)),
-        make_config("addition", **SMALL),
-        make_config("addition", **{**SMALL, "hidden_size": 12}),
-        make_config("wikipedia", members=2, data="excerpt", length=12, **SMALL),
-    ],
-    ids=["stack", "taus", "heavy", "alone", "full length"],
-)
+RECORDED = {
+    "stack": make_config("addition", members=3, **SMALL),
+    "taus": replace(make_config("addition", members=2, **SMALL), taus=(1e-4, 0.3)),
+    "heavy": make_config("addition", **SMALL),
+    "alone": make_config("addition", **{**SMALL, "hidden_size": 12}),
+    "full length": make_config("wikipedia", members=2, data="excerpt", length=12, **SMALL),
+}
+
+
+@pytest.mark.parametrize("config", [pytest.param(c, marks=on_gpu, id=name) for name, c in RECORDED.items()])
 def test_recorded_updates_are_those_of_plain_calls(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     from pondertime.fused import triton_loop_run, triton_plan
 

@@ -91,8 +91,6 @@ class Learner:
             self.tau = torch.tensor([c.tau for c in configs], device=device)
         self.weights = weights or Weights(network, self.members)
         self.weights.attach(network)
-        self.gradient = torch.empty_like(self.weights.all)
-        self.gradients = list(self.weights.views(self.gradient).values())
         self.backend = network.resolve(device)
         self.fused = self.backend if self.backend.startswith("fused") else None
         # Several networks on a GPU, or a large one: the product of an update is bound by the bytes of the weights.
@@ -185,7 +183,8 @@ class Learner:
                 seen = stepper.step(self, i, batch, price, rate)
             else:
                 seen, gradients = (self.closed_form if self.fused else self.by_autograd)(batch, price)
-                self.apply(i, seen.task_loss, gradients, rate)
+                gradient = torch.cat([g.reshape(self.members, -1) for g in gradients], 1)
+                self.apply(i, seen.task_loss, gradient, rate)
         except RuntimeError as error:
             # How every backend says that the cell gave no numbers.
             if "got NaN" not in str(error):
@@ -257,12 +256,10 @@ class Learner:
         with torch.no_grad():
             return each(lambda a: a.unsqueeze(0), inputs), rules._replace(stacked=True, half=True)
 
-    def apply(self, i: int, loss: Tensor, gradients: Sequence[Tensor], rate: Any) -> None:
-        """What an update does to the weights."""
-        for to, made in zip(self.gradients, gradients, strict=True):
-            to.copy_(made.view(to.shape))
-        self.check(i, loss, self.gradient)
-        self.step(self.gradient, rate)
+    def apply(self, i: int, loss: Tensor, gradient: Tensor, rate: Any) -> None:
+        """What an update does to the weights; the gradient is clipped in place."""
+        self.check(i, loss, gradient)
+        self.step(gradient, rate)
 
     def check(self, i: int, loss: Tensor, gradient: Tensor) -> None:
         """Clip each network's gradient, and give one up whose loss or gradient is not finite."""

@@ -22,10 +22,13 @@ class Stepper:
     The host starts some fifteen of them instead of two hundred calls.
     """
 
-    def __init__(self, batch: Batch, run: Any, members: int) -> None:
+    def __init__(self, learner: Any, batch: Batch, run: Any) -> None:
         self.batch, self.run = batch, run
         run.out = None  # of the first batch
-        self.price, self.rate = (torch.zeros(size, device=batch.input.device) for size in ((members,), ()))
+        self.price, self.rate = (torch.zeros(size, device=batch.input.device) for size in ((learner.members,), ()))
+        # Filled part by part: one pass less than to put copies together, and recorded calls cost the host nothing.
+        self.gradient = torch.empty_like(learner.weights.all)
+        self.parts = list(learner.weights.views(self.gradient).values())
 
     @staticmethod
     def make(learner: Any, batch: Batch) -> "Stepper | None":
@@ -34,7 +37,7 @@ class Stepper:
         batch = Batch(*copies)
         with torch.no_grad():
             run = make_run(*learner.prepare(batch), plain=False, keep=True, again=True)
-        return Stepper(batch, run, learner.members) if hasattr(run, "step") else None
+        return Stepper(learner, batch, run) if hasattr(run, "step") else None
 
     @torch.no_grad()
     def step(self, learner: Any, i: int, batch: Batch, price: Any, rate: float) -> Any:
@@ -49,6 +52,8 @@ class Stepper:
             return learner.judge(out, self.batch, self.price, stacked=self.run.rules.stacked)
 
         def apply(seen: Any, d: Inputs) -> None:
-            learner.apply(i, seen.task_loss, by_weights(d), self.rate)
+            for to, made in zip(self.parts, by_weights(d), strict=True):
+                to.copy_(made.view(to.shape))
+            learner.apply(i, seen.task_loss, self.gradient, self.rate)
 
         return self.run.step(judge, apply, tuple(learner.failed))

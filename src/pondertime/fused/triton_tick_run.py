@@ -42,9 +42,9 @@ def alike(ticks: list[int]) -> Groups:
 
 def product(a: Tensor, weight: Tensor, out: Tensor, first: int) -> None:
     """The product of the first networks."""
-    multiply: Any = torch.mm
-    if a.dim() == 3:
-        multiply, a, weight, out = torch.bmm, a[:first], weight[:first], out[:first]
+    multiply: Any = torch.bmm if a.dim() == 3 else torch.mm
+    if a.dim() == 3 and first < len(a):
+        a, weight, out = a[:first], weight[:first], out[:first]
     if a.dtype == out.dtype:
         multiply(a, weight, out=out)
     else:
