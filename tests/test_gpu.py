@@ -209,7 +209,8 @@ def test_bfloat16_under_autocast(
 ) -> None:
     if way != "loop":
         serve_by(monkeypatch, way)
-    compare_half(kind, (3, B, 5, H), "cuda", lengths=[1 + 7 * b % 3 for b in range(B)], integers=integers)
+    by_x = not integers and kind == "lstm"
+    compare_half(kind, (3, B, 5, H), "cuda", lengths=[1 + 7 * b % 3 for b in range(B)], integers=integers, by_x=by_x)
 
 
 def test_auto_chooses_it() -> None:

@@ -93,9 +93,9 @@ class RecordedRun(TickRun):
         self.space.begin("forward")
         super().begin()
 
-    def begin_back(self, d: Grads, groups: Any) -> Back:
+    def begin_back(self, d: Grads, groups: Any, *, x: bool) -> Back:
         self.space.begin("backward")
-        return super().begin_back(d, groups)
+        return super().begin_back(d, groups, x=x)
 
     def step(
         self,
@@ -127,7 +127,7 @@ class RecordedRun(TickRun):
             self.present = None
             seen, d = judge(self.whole())
             d_mean, *by_read_out = self.by_read_out(d.y)
-            return seen, self.begin_back(d._replace(y=d_mean), groups), tuple(by_read_out)
+            return seen, self.begin_back(d._replace(y=d_mean), groups, x=False), tuple(by_read_out)
 
         def end_step(seen: Any, back: Back, by_read_out: tuple[Any, ...]) -> None:
             made: Any = (*self.end_back(back, x=False), *by_read_out)

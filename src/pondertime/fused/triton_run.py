@@ -32,6 +32,7 @@ class Run:
     reads: bool = False  # whether the kernels make the read-out
     extra: int = EXTRAS  # numbers of a row of the tape's prev beside H
     inside: int = 0  # features of x that are among them
+    aside: bool = False  # whether prev lies elsewhere
     roomy: int = 1  # how many times a small tape still is
 
     def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool) -> None:
@@ -150,14 +151,19 @@ class Run:
             self.new(*front, B) if whole else None,
         )
 
+    @property
+    def wide(self) -> int:
+        """Numbers of a row of prev on the tape."""
+        return 0 if self.aside else self.H + self.extra
+
     def new_tape(self, rows: int) -> Tensor:
-        widths = self.H + self.S + (self.plan.kind.leaves - 1) * self.H + self.extra + EXTRAS + 2
+        widths = self.wide + self.S + (self.plan.kind.leaves - 1) * self.H + EXTRAS + 2
         return self.new(self.E * rows * widths)
 
     def parts(self, rows: int) -> list[Tensor]:
         """prev, gates, c^{n-1}, h^n and p^n of a tape of so many rows, ``[E, rows, width]``."""
         made, at = [], 0
-        for width in (self.H + self.extra, self.S + EXTRAS, (self.plan.kind.leaves - 1) * self.H, 1, 1):
+        for width in (self.wide, self.S + EXTRAS, (self.plan.kind.leaves - 1) * self.H, 1, 1):
             made.append(self.tape.as_strided((self.E, rows, width), (rows * width, width, 1), at))
             at += self.E * rows * width
         return made
@@ -198,14 +204,11 @@ class Run:
         and by W_x where x is on the tape. ``used``: from the first network of each group to the one after its last,
         how many of the tape's rows they need.
         """
-        plan, E, H, S = self.plan, self.E, self.H, self.S
-        width, wide = H + self.extra, S + EXTRAS
+        plan, H, S, width = self.plan, self.H, self.S, self.H + self.extra
         front, kind = plan.front, plan.kind
         products = []
-        for first, end, some in used:
-            size, a, b = ((end - first,), (rows * wide,), (rows * width,)) if front else ((), (), ())
-            gates = self.tape.as_strided((*size, some, S + 1), (*a, wide, 1), rows * (E * width + first * wide))
-            prev = self.tape.as_strided((*size, some, width), (*b, width, 1), rows * first * width)
+        for group in used:
+            gates, prev = self.products(rows, *group)
             products.append(self.multiply(gates.transpose(-2, -1), prev))
         made = products[0] if len(products) == 1 else torch.cat(products)
 
@@ -226,6 +229,13 @@ class Run:
             part((plan.P,), (width,), H + 2 + self.inside) if plan.biased else None, part((1, H), (width, 1), end),
             part((1,), (1,), end + H), d_h, d_c,
         ]  # fmt: skip
+
+    def products(self, rows: int, first: int, end: int, some: int) -> tuple[Tensor, Tensor]:
+        """The derivatives and prev in the first rows of the tape, of the networks from one to another."""
+        front, E, width, wide = self.plan.front, self.E, self.H + self.extra, self.S + EXTRAS
+        size, a, b = ((end - first,), (rows * wide,), (rows * width,)) if front else ((), (), ())
+        gates = self.tape.as_strided((*size, some, self.S + 1), (*a, wide, 1), rows * (E * width + first * wide))
+        return gates, self.tape.as_strided((*size, some, width), (*b, width, 1), rows * first * width)
 
     def by_x(self, d_xw: Any) -> Tensor:
         """The derivative by x."""
@@ -258,6 +268,8 @@ def shortened(a: Tensor) -> Tensor:
     """A matrix in bfloat16, in the same order of rows and columns."""
     if a.stride(-1) != 1 and a.stride(-2) == 1:
         return shortened(a.transpose(-2, -1)).transpose(-2, -1)
+    if a.dtype == torch.bfloat16 and a.stride(-1) == 1 and a.stride(-2) % 8 == 0:
+        return a
     *front, size = a.shape
     made = a.new_empty(*front, aligned(size), dtype=torch.bfloat16)[..., :size]
     return made.copy_(a)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pondertime.fused.common import GRU, Grads, Inputs, Outputs, Rules, Update
 from pondertime.fused.triton_plan import Plan
-from pondertime.fused.triton_run import Run, aligned, contiguous
+from pondertime.fused.triton_run import EXTRAS, Run, aligned, contiguous
 from pondertime.fused.triton_ticks import tick_backward, tick_forward
 
 # Ticks between two looks at who still runs, after those that were needed last time.
@@ -56,7 +56,7 @@ class Back(NamedTuple):
 
     groups: Groups
     tick: Callable[[int], None]
-    d_xw: Tensor
+    d_xw: Tensor | None
     made: Tensor  # [.., B, HP], by s_0 in the end
     past: Tensor  # [.., B, H], by c_0
 
@@ -76,8 +76,20 @@ class TickRun(Run):
 
     def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> None:
         super().__init__(inputs, rules, plan, keep=keep)
-        self.sizes: dict[str, Any] = {"H": self.H, "X": self.X, "BH": triton.next_power_of_2(self.H)}
-        self.HP = self.sizes["HP"] = aligned(self.H) if plan.half else self.H  # of a row that products see
+        half, H = plan.half, self.H
+        # x on the tape, where its rows are the products' own: no sum over the updates of a step is written down.
+        if half and keep and plan.floating and 0 < plan.features <= H and plan.kind is not GRU:
+            self.inside = plan.features
+        # Of rows that products see: the state's, and the tape's.
+        self.HP = aligned(H) if half else H
+        self.widths = (aligned(H + 3 + self.inside), aligned(self.S + 1)) if half else (H + EXTRAS, self.S + EXTRAS)
+        self.extra = self.widths[0] - H
+        self.aside = half and plan.kind is not GRU  # whose derivatives need s^{n-1} in float32
+        self.sizes: dict[str, Any] = {
+            "H": H, "X": self.X, "BH": triton.next_power_of_2(H), "HP": self.HP, "SHORT": half, "WIDE": self.wide,
+            "PW": self.widths[0], "GW": self.widths[1], "XI": self.inside,
+            "BX": triton.next_power_of_2(self.inside + 3),
+        }  # fmt: skip
         self.launch: dict[str, Any] = {"num_warps": 4 if self.H <= 512 else 16}
         if self.keep:
             self.capacity = self.guess(self.B)
@@ -138,8 +150,14 @@ class TickRun(Run):
         self.counts = self.new(E * B * (4 + 2 * self.capacity), dtype=torch.int32)
         self.counts[: 3 * E * B].zero_()
         work = self.tape = self.new(3 * E * B * H + E * B)
+        x_in, short_tape = None, (None, None)
         if self.keep:
             self.tape = self.new_tape(self.capacity * B)
+            if plan.half:
+                short_tape = tuple(self.new(E, self.capacity * B, w, dtype=torch.bfloat16) for w in self.widths)
+            if self.inside:
+                x_in = self.fixed(self.x)
+        self.short_tape: Any = short_tape
         self.report, self.weight = self.new_report(), self.weights()
         # A tick must not hold the run that holds it.
         tape, counts, report, capacity, launch = self.tape, self.counts, self.report, self.capacity, self.launch
@@ -149,14 +167,14 @@ class TickRun(Run):
             short = state = self.new(*plan.front, B, self.HP, zero=True, dtype=torch.bfloat16)
         state[..., :H].copy_(i.h)
         made = self.new(*plan.front, B, plan.P, dtype=torch.float32 if cuda else state.dtype)
-        meta = plan.meta(self.sizes, RAGGED=plan.ragged, KEEP=self.keep, BIAS=plan.biased, SHORT=plan.half)
+        meta = plan.meta(self.sizes, RAGGED=plan.ragged, KEEP=self.keep, BIAS=plan.biased)
         transposed = self.weight.transpose(-1, -2)
 
         @cache
         def start(first: int) -> Callable[[], None]:
             return plan.starter(
                 tick_forward, (B, first, 1), meta, (flag, *users), made, xw, flag, *users,
-                *out[:5], work, short, tape, counts, report,
+                *out[:5], work, short, tape, x_in, short_tape[0], counts, report,
                 E, T, B, plan.limit, plan.threshold, capacity, **launch,
             )  # fmt: skip
 
@@ -185,15 +203,16 @@ class TickRun(Run):
 
     def gradients(self, d: Grads, *, x: bool) -> list[Tensor | None]:
         """Derivatives by all inputs; by x only where it is asked for. The tape is used up."""
-        back = self.begin_back(d, alike(self.needed))
+        back = self.begin_back(d, alike(self.needed), x=x)
         self.repeat("backward", back.wanted, back.tick)
         return self.end_back(back, x=x)
 
-    def begin_back(self, d: Grads, groups: Groups) -> Back:
+    def begin_back(self, d: Grads, groups: Groups, *, x: bool) -> Back:
         """All of a backward pass that comes before its first tick."""
         plan, i, E, T, B, H = self.plan, self.inputs, self.E, self.T, self.B, self.H
         given, last = self.given(d)
-        d_xw = self.new(*plan.front, T * B, self.X, zero=plan.ragged)
+        by_x = x or not self.inside
+        d_xw = self.new(*plan.front, T * B, self.X, zero=plan.ragged) if by_x else None
         work = self.new(3 * E * B * H + E * B)
         halt, lengths = self.fixed(i.halt.contiguous()), self.fixed(self.lengths)
         weight, tape, counts, capacity, launch = self.weight, self.tape, self.counts, self.capacity, self.launch
@@ -202,7 +221,7 @@ class TickRun(Run):
         # What the products see of the derivatives.
         short = self.new(*plan.front, B, plan.P, dtype=weight.dtype)
         made = self.new(*plan.front, B, self.HP, dtype=torch.float32 if i.h.is_cuda else short.dtype)
-        meta = plan.meta(self.sizes, RAGGED=plan.ragged, LAST=last)
+        meta, short_tape = plan.meta(self.sizes, RAGGED=plan.ragged, LAST=last, BY_X=by_x), self.short_tape
         to_make = counts[3 * E * B : 4 * E * B].view(E, B)
         for first, end, ticks in groups:
             to_make[first:end] = ticks
@@ -211,7 +230,7 @@ class TickRun(Run):
         def start(first: int) -> Callable[[], None]:
             return plan.starter(
                 tick_backward, (B, first, 1), meta, (halt, lengths, *given[:4]), made, halt, lengths, *given,
-                d_xw, work, short, tape, counts, E, T, B, capacity, **launch,
+                d_xw, work, short, tape, *short_tape, counts, E, T, B, capacity, **launch,
             )  # fmt: skip
 
         def tick(first: int) -> None:
@@ -227,6 +246,12 @@ class TickRun(Run):
         used = [(first, end, ticks * B) for first, end, ticks in back.groups]
         d_c = None if i.c is None else past.clone()
         return self.by_tape(self.capacity * B, used, back.d_xw, d_h.to(i.h.dtype), d_c, x=x)
+
+    def products(self, rows: int, first: int, end: int, some: int) -> tuple[Tensor, Tensor]:
+        if not self.plan.half:
+            return super().products(rows, first, end, some)
+        prev, gates = (a[first:end, :some] if self.plan.front else a[0, :some] for a in self.short_tape)
+        return gates[..., : self.S + 1], prev
 
     def trace(self) -> list[Update]:
         """Every update of the first network."""

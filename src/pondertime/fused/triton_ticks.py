@@ -29,11 +29,12 @@ def take(at, inside):
 @triton.jit(do_not_specialize=["E", "T", "B", "limit", "capacity"])
 def tick_forward(
     product, xw, flag, bias, bias_n, halt, halt_bias, lengths, h_in, c_in,
-    mean, h_out, c_out, steps_out, remainder, work, short, tape, counts, report,
+    mean, h_out, c_out, steps_out, remainder, work, short, tape, x_in, prev_short, counts, report,
     E, T, B, limit, threshold, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, KEEP: tl.constexpr,
     BIAS: tl.constexpr, FORCED: tl.constexpr, H: tl.constexpr, X: tl.constexpr, BH: tl.constexpr,
-    HP: tl.constexpr, SHORT: tl.constexpr,
+    HP: tl.constexpr, SHORT: tl.constexpr, WIDE: tl.constexpr, PW: tl.constexpr, GW: tl.constexpr, XI: tl.constexpr,
+    BX: tl.constexpr,
 ):  # fmt: skip
     """One update of a row.
 
@@ -43,7 +44,7 @@ def tick_forward(
     halting sum [E, B]. ``counts``: input steps that a row has finished, updates of the one it is at, ticks made forward
     and still to make backward [4, E, B], then t + 1 and n of each row of the tape, n below 0 where the row halts,
     t + 1 = 0 where it does nothing. ``report``: the ticks a row needed, 0 while it runs. ``mean``, ``steps_out`` and
-    ``remainder`` come in as zeros where rows differ in length.
+    ``remainder`` come in as zeros where rows differ in length. ``x_in``: the XI features of x that go on the tape.
     """
     b, e = tl.program_id(0), tl.program_id(1)
     rows = E * B
@@ -131,12 +132,22 @@ def tick_forward(
             tl.store(work + plane + own, tl.where(going, c, m), mask=ok)
             tl.store(c_out + own, m, mask=ok & end)
         if KEEP:
-            prev, gates, prev_c, prob, weights = tape_parts(tape, tape_rows, H + EXTRA, H, CELL, SLOTS)
+            prev, gates, prev_c, prob, weights = tape_parts(tape, tape_rows, WIDE, H, CELL, SLOTS)
             tl.store(info + tape_rows + slot, tl.where(going, n, -n), mask=kept)
-            tl.store(prev + slot * (H + EXTRA) + j, s0, mask=ok & kept)
-            tl.store(prev + slot * (H + EXTRA) + H, 1.0, mask=kept)
-            tl.store(prev + slot * (H + EXTRA) + H + 1, first, mask=kept)
-            tl.store(prev + slot * (H + EXTRA) + H + 2, 1.0, mask=kept)
+            if SHORT:
+                seen = prev_short + slot * PW
+            else:
+                seen = prev + slot * PW
+            tl.store(seen + j, s0, mask=ok & kept)
+            if SHORT and CELL == GRU:
+                tl.store(prev + slot * WIDE + j, s0, mask=ok & kept)
+            tl.store(seen + H, 1.0, mask=kept)
+            if XI > 0:
+                i = tl.arange(0, BX)
+                own_x = take(x_in + ((e * T + t).to(tl.int64) * B + b) * XI + i, i < XI)
+                tl.store(seen + H + 1 + i, own_x, mask=(i < XI) & kept)
+            tl.store(seen + H + 1 + XI, first, mask=kept)
+            tl.store(seen + H + 2 + XI, 1.0, mask=kept)
             to = gates + slot * (SLOTS * H + EXTRA) + j
             tl.store(to, a0, mask=ok & kept)
             if GATES > 1:
@@ -158,15 +169,16 @@ def tick_forward(
 
 @triton.jit(do_not_specialize=["E", "T", "B", "capacity", "stride_t", "stride_b"])
 def tick_backward(
-    product, halt, lengths, d_mean, d_h, d_c, d_remainder, stride_t, stride_b, d_xw, work, short, tape, counts,
-    E, T, B, capacity,
+    product, halt, lengths, d_mean, d_h, d_c, d_remainder, stride_t, stride_b, d_xw, work, short, tape, prev_short,
+    gates_short, counts, E, T, B, capacity,
     CELL: tl.constexpr, GATES: tl.constexpr, SLOTS: tl.constexpr, RAGGED: tl.constexpr, LAST: tl.constexpr,
-    FORCED: tl.constexpr, H: tl.constexpr, X: tl.constexpr, BH: tl.constexpr, HP: tl.constexpr,
+    BY_X: tl.constexpr, FORCED: tl.constexpr, H: tl.constexpr, X: tl.constexpr, BH: tl.constexpr, HP: tl.constexpr,
+    SHORT: tl.constexpr, WIDE: tl.constexpr, PW: tl.constexpr, GW: tl.constexpr, XI: tl.constexpr, BX: tl.constexpr,
 ):  # fmt: skip
-    """One update of a row backwards: the activations of its slot become derivatives, or zeros where there is none.
+    """One update of a row backwards: its slot gets derivatives, or zeros where there is no update.
 
     The ticks to make go down to 0; beyond that nothing happens. ``short`` [E, B, P] gets the derivatives that the
-    product sees, in its own type. ``product`` [E, B, HP]: derivatives by s^n that came from update n + 1, or
+    product sees, in its own type. They take the place of the activations unless SHORT. ``product`` [E, B, HP]: derivatives by s^n that came from update n + 1, or
     from the next input step. ``work``: G, G of c, what reached s^{n-1} or c^{n-1} past the product [3, E, B, H],
     G . s^N [E, B].
     """
@@ -181,11 +193,14 @@ def tick_backward(
     ok = j < H
     slot = (tl.cast(e, tl.int64) * capacity + tick) * B + b
     tape_rows = tl.cast(rows, tl.int64) * capacity
-    prev, gates, prev_c, prob, weights = tape_parts(tape, tape_rows, H + EXTRA, H, CELL, SLOTS)
-    width = SLOTS * H + EXTRA
+    prev, gates, prev_c, prob, weights = tape_parts(tape, tape_rows, WIDE, H, CELL, SLOTS)
+    if SHORT:
+        seen, derived = prev_short, gates_short
+    else:
+        seen, derived = prev, gates
     info = counts + 4 * rows
     t = tl.load(info + slot, mask=(tick >= 0) & (tick < made), other=0) - 1
-    to = gates + slot * width + j
+    to = derived + slot * GW + j
     d = short + row.to(tl.int64) * GATES * H + j
     if tick < 0:
         tl.store(counts + 3 * rows + row, 0)
@@ -193,13 +208,13 @@ def tick_backward(
         zero = tl.zeros([BH], tl.float32)
         for k in tl.static_range(GATES):
             tl.store(d + k * H, zero, mask=ok)
-        tl.store(prev + slot * (H + EXTRA) + j, zero, mask=ok)
+        seen += slot * PW
+        tl.store(seen + j, zero, mask=ok)
         for k in tl.static_range(SLOTS):
             tl.store(to + k * H, zero, mask=ok)
-        tl.store(prev + slot * (H + EXTRA) + H, 0.0)
-        tl.store(prev + slot * (H + EXTRA) + H + 1, 0.0)
-        tl.store(prev + slot * (H + EXTRA) + H + 2, 0.0)
-        tl.store(gates + slot * width + SLOTS * H, 0.0)
+        rest = tl.arange(0, BX)
+        tl.store(seen + H + rest, tl.zeros([BX], tl.float32), mask=rest < XI + 3)
+        tl.store(derived + slot * GW + SLOTS * H, 0.0)
     else:
         n = tl.load(info + tape_rows + slot)
         ends = n < 0
@@ -223,7 +238,7 @@ def tick_backward(
         D = tl.where(ends, 0.0, D)
         tl.store(work + own, G, mask=ok & ends)
         a0, a1, a2, a3, s0, s, c = state_of(
-            to, prev + slot * (H + EXTRA) + j, prev_c + slot * H + j, ok, H, CELL, SLOTS
+            gates + slot * (SLOTS * H + EXTRA) + j, prev + slot * WIDE + j, prev_c + slot * H + j, ok, H, CELL, SLOTS
         )
         dot = tl.sum(G * s, 0)
         Gc = G
@@ -243,8 +258,8 @@ def tick_backward(
             tl.store(work + 3 * plane + row, dot, mask=ends)
             r_t = tl.load(d_remainder + (e * T + t) * stride_t + b * stride_b)
             d_logit = tl.where(ends, 0.0, (dot - end_dot - r_t) * h * (1 - h))
-        tl.store(gates + (slot + B) * width + SLOTS * H, d_logit, mask=ends == 0)
-        tl.store(gates + slot * width + SLOTS * H, 0.0, mask=n == 1)
+        tl.store(derived + (slot + B) * GW + SLOTS * H, d_logit, mask=ends == 0)
+        tl.store(derived + slot * GW + SLOTS * H, 0.0, mask=n == 1)
         dh = p * G + D + d_logit * take(halt + e * H + j, ok)
         if CELL == LSTM:
             a0, a1, a2, a3, past = lstm_backward(dh, p * Gc + past, a0, a1, a2, a3, s0, tanh(c))
@@ -258,18 +273,20 @@ def tick_backward(
             tl.store(d + 2 * H, a2, mask=ok)
         if GATES > 3:
             tl.store(d + 3 * H, a3, mask=ok)
-        by_x = d_xw + at * X + j
-        more = ok & (ends == 0)
         tl.store(to, a0, mask=ok)
-        tl.store(by_x, a0 + take(by_x, more), mask=ok)
         if SLOTS > 1:
             tl.store(work + 2 * plane + own, past, mask=ok)
             tl.store(to + H, a1, mask=ok)
             tl.store(to + 2 * H, a2, mask=ok)
             tl.store(to + 3 * H, a3, mask=ok)
-            tl.store(by_x + H, a1 + take(by_x + H, more), mask=ok)
-        if CELL == LSTM:
-            tl.store(by_x + 2 * H, a2 + take(by_x + 2 * H, more), mask=ok)
-            tl.store(by_x + 3 * H, a3 + take(by_x + 3 * H, more), mask=ok)
-        elif CELL == GRU:
-            tl.store(by_x + 2 * H, a3 + take(by_x + 2 * H, more), mask=ok)
+        if BY_X:
+            by_x = d_xw + at * X + j
+            more = ok & (ends == 0)
+            tl.store(by_x, a0 + take(by_x, more), mask=ok)
+            if SLOTS > 1:
+                tl.store(by_x + H, a1 + take(by_x + H, more), mask=ok)
+            if CELL == LSTM:
+                tl.store(by_x + 2 * H, a2 + take(by_x + 2 * H, more), mask=ok)
+                tl.store(by_x + 3 * H, a3 + take(by_x + 3 * H, more), mask=ok)
+            elif CELL == GRU:
+                tl.store(by_x + 2 * H, a3 + take(by_x + 2 * H, more), mask=ok)
