@@ -213,7 +213,7 @@ class Run:
         made = products[0] if len(products) == 1 else torch.cat(products)
 
         def part(shape: tuple[int, ...], strides: tuple[int, ...], at: int) -> Tensor:
-            return made.as_strided((*front, *shape), ((S + 1) * width,)[: len(front)] + strides, at)
+            return made.as_strided((*front, *shape), made.stride()[: len(front)] + strides, at)
 
         d_x = self.by_x(d_xw) if x else None
         if self.inside:
@@ -231,7 +231,7 @@ class Run:
         ]  # fmt: skip
 
     def products(self, rows: int, first: int, end: int, some: int) -> tuple[Tensor, Tensor]:
-        """The derivatives and prev in the first rows of the tape, of the networks from one to another."""
+        """The derivatives, S + 1 a row or more, and prev in the first rows of the tape, of some of the networks."""
         front, E, width, wide = self.plan.front, self.E, self.H + self.extra, self.S + EXTRAS
         size, a, b = ((end - first,), (rows * wide,), (rows * width,)) if front else ((), (), ())
         gates = self.tape.as_strided((*size, some, self.S + 1), (*a, wide, 1), rows * (E * width + first * wide))

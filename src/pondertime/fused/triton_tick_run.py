@@ -251,7 +251,7 @@ class TickRun(Run):
         if not self.plan.half:
             return super().products(rows, first, end, some)
         prev, gates = (a[first:end, :some] if self.plan.front else a[0, :some] for a in self.short_tape)
-        return gates[..., : self.S + 1], prev
+        return gates, prev
 
     def trace(self) -> list[Update]:
         """Every update of the first network."""
