@@ -41,7 +41,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve_by(monkeypatch: pytest.MonkeyPatch, way: str, blocks: tuple[int, ...] | None = None) -> None:
     """Let Triton serve the fused path on any device: by the "loop" with these blocks, by "ticks", by "recorded" ones,
     or as it chooses."""
-    from pondertime.fused import triton_loop_run, triton_plan, triton_run
+    from pondertime.fused import triton_cluster_run, triton_loop_run, triton_plan, triton_run
 
     def run(inputs: Any, rules: Any, *, plain: bool, keep: bool, seen: bool = False) -> Any:
         return triton_run.make(inputs, rules, keep=keep, seen=seen, again=way == "recorded" and keep and not seen)
@@ -51,6 +51,8 @@ def serve_by(monkeypatch: pytest.MonkeyPatch, way: str, blocks: tuple[int, ...] 
     if way in ("ticks", "recorded") or blocks is not None:
         cut = None if blocks is None else triton_loop_run.Blocks(*blocks)
         monkeypatch.setattr(triton_loop_run, "blocks_for", lambda *sizes: cut)
+    if way in ("loop", "ticks", "recorded"):
+        monkeypatch.setattr(triton_cluster_run, "cluster_for", lambda plan: None)
 
 
 def in_single(tree: Any, device: str) -> Any:
@@ -88,7 +90,7 @@ def compare(kind: str, sizes: tuple[int, int, int, int], device: str, *, lengths
     again = torch.autograd.grad(weighted(tree_map(to_cpu, result)), sources)
     assert_same([a.cpu() for a in again], list(gradients.values()), torch.float32)
     with torch.no_grad():
-        assert_same(net(x, state, lengths).output.cpu(), expected.output, torch.float32)
+        assert_same(tree_map(to_cpu, tuple(net(x, state, lengths))), tuple(expected), torch.float32)
     assert_same(tree_map(to_cpu, tuple(net.trace(x, state, lengths))), tuple(trace), torch.float32)
     return expected.ponder.steps
 

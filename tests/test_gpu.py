@@ -32,12 +32,11 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch)
 
 
-@pytest.mark.parametrize("way", ["loop", "ticks", "recorded"])
+@pytest.mark.parametrize("way", ["as it chooses", "loop", "ticks", "recorded"])
 @pytest.mark.parametrize(("B", "H"), [(1, 1), (5, 3), (33, 17), (5, 100), (16, 128), (33, 130)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_reference(kind: str, B: int, H: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way != "loop":
-        serve_by(monkeypatch, way)
+    serve_by(monkeypatch, way)
     lengths = None if B == 1 else [1 + 7 * b % 3 for b in range(B)]
     compare(kind, (3, B, 5, H), "cuda", lengths=lengths, integers=B == 5)
 
@@ -229,3 +228,20 @@ def test_nan_ends_the_loop_and_shows() -> None:
     x[1, 1, 0] = float("nan")
     result = net(x)
     assert result.output[1:, 1].isnan().all() and result.output[:, 0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("T", "B", "H"), [(1, 1, 9), (4, 20, 32), (3, 16, 40), (5, 33, 64), (2, 64, 65), (10, 16, 128)]
+)
+def test_clusters(T: int, B: int, H: int) -> None:
+    """An LSTM without a way back: rows that halt at other times and end at other steps, twice on the same memory."""
+    from pondertime.fused import triton_plan
+    from pondertime.fused.triton_cluster_run import ClusterRun, has_clusters
+
+    if not has_clusters(torch.device("cuda", 0)):
+        pytest.skip("needs thread block clusters (compute capability 9.0)")
+    ways: Any = ({}, {"lengths": [1 + 5 * b % T for b in range(B)]}, {"force_steps": 4}, {"integers": True})
+    for options in ways:
+        for _ in range(2):
+            compare("lstm", (T, B, 5, H), "cuda", **options)
+    assert any(plan.run is ClusterRun for plan in triton_plan._plans.values())

@@ -57,9 +57,9 @@ class Plan:
 
     def starter(
         self, kernel: Any, grid: tuple[int, ...], meta: dict[str, Any], users: tuple[Tensor | None, ...], *args: Any,
-        **options: Any,
+        cluster: Callable[[Any], tuple[Any, Any, Any]] | None = None, **options: Any,
     ) -> Callable[[], None]:  # fmt: skip
-        """What starts a kernel with these arguments.
+        """What starts a kernel with these arguments; ``cluster`` says how, where its programs are clusters.
 
         One that was built before for the same numbers is started without Triton's look at every argument. What it was
         built for includes how the users' tensors are aligned.
@@ -73,7 +73,10 @@ class Plan:
 
         def start() -> None:
             known = built.get(key)
-            if known is None:
+            if known is None and cluster is not None:
+                made = kernel.run(*args, grid=grid, warmup=True, **meta, **options)
+                known = built[key] = *cluster(made), tuple(meta.values())
+            elif known is None:
                 made = kernel[grid](*args, **meta, **options)
                 if made is not None:  # the interpreter builds nothing
                     built[key] = made.run, made.function, made.packed_metadata, tuple(meta.values())

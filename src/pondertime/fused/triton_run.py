@@ -1,7 +1,8 @@
 """The fused path on a GPU: memory, launches, and what is left to library products.
 
-``LoopRun`` has one launch forward and one backward, where a program's weights fit its multiprocessor; ``TickRun``
-serves the rest. Both are a ``Run``. The tensors of a call have an axis E only where the rules say stacked.
+``LoopRun`` has one launch forward and one backward, where a program's weights fit its multiprocessor; ``ClusterRun``
+has one forward, where no way back is asked for; ``TickRun`` serves the rest. All are a ``Run``. The tensors of a call
+have an axis E only where the rules say stacked.
 """
 
 from collections.abc import Sequence
@@ -298,8 +299,13 @@ def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False, again:
 
 def choose(plan: Plan, *, keep: bool) -> None:
     """Decide how calls of a plan are served: by the loop where its weights fit, else by ticks."""
-    from pondertime.fused import triton_loop_run, triton_recorded, triton_tick_run
+    from pondertime.fused import triton_cluster_run, triton_loop_run, triton_recorded, triton_tick_run
 
+    size = None if keep else triton_cluster_run.cluster_for(plan)
+    if size is not None:
+        plan.run = plan.recorded = triton_cluster_run.ClusterRun
+        plan.cut = triton_cluster_run.ClusterPlan(plan, size)
+        return
     blocks = triton_loop_run.blocks_for(plan.device, plan.E, plan.B, plan.H, plan.kind.gates, plan.precision)
     if blocks is None:
         plan.run, plan.recorded = triton_tick_run.TickRun, triton_recorded.RecordedRun

@@ -1,0 +1,436 @@
+"""An LSTM's forward pass without a tape on Hopper: a row group's programs are a cluster, which meets once an update.
+
+A program has 16 rows, 8 units and 128 threads, one for each number of its state. It keeps its weights in registers, and
+sends its states and its shares of the logit straight to the shared memory of every program of the cluster, where a
+barrier of the receiver counts the bytes. No row waits for another: one that halts begins its next input step at the
+next update, from the mean state, which every program makes of what it receives.
+
+Gluon is Triton with the threads in sight: a tensor [128] is a variable of a thread. Thread 4 g + q of warp 2 a + b has
+row g + 8 a and unit 2 q + b; there a tensor core's product leaves it.
+"""
+# Triton's language has no starred expressions, and Gluon's functions no types.
+# ruff: noqa: RUF005
+# pyrefly: ignore-errors
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from pondertime.fused.triton_math import lstm_forward, sigmoid, tanh
+
+ROWS, UNITS, WARPS = 16, 8, 4
+# Shared memory, in bytes from AT on: two barriers, a word a warp, then states and shares of two updates in turns, sums.
+AT = gl.constexpr(1024)
+WORDS, STATES, SHARES, SUMS = (gl.constexpr(a) for a in (64, 1024, 1024 + 2 * 8192, 1024 + 2 * 8192 + 2 * 2304))
+STATE, SHARE, SHARE_ROW = gl.constexpr(8192), gl.constexpr(2304), gl.constexpr(144)
+SHARED = AT.value + SUMS.value + 8192
+
+SEND = gl.constexpr("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes")
+
+
+@gluon.constexpr_function
+def block(*lines):
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+@gluon.constexpr_function
+def quad_sum(name):
+    """The sum over the four threads of a row."""
+    return [f"shfl.sync.bfly.b32 o, {name}, {k}, 31, 0xffffffff; add.f32 {name}, {name}, o;" for k in (1, 2)]
+
+
+@gluon.constexpr_function
+def send_text(steps):
+    """A quad's states, and the sum of its shares, to the receivers of a thread."""
+    lines = [
+        ".reg .b32 v<4>, r, a, m, l; .reg .f32 p, o; mov.u32 l, %laneid; and.b32 l, l, 28;",
+        *(f"add.u32 r, l, {k}; shfl.sync.idx.b32 v{k}, $1, r, 31, 0xffffffff;" for k in range(4)),
+        *("mov.f32 p, $2;", *quad_sum("p")),
+    ]
+    for k in range(steps):
+        to = f"${6 + k}"
+        lines += [
+            f"add.u32 m, {to}, $5; add.u32 a, {to}, $3; {SEND.value}.v4.b32 [a], {{v0, v1, v2, v3}}, [m];",
+            f"add.u32 a, {to}, $4; {SEND.value}.f32 [a], p, [m];",
+        ]
+    return block(*lines, "mov.u32 $0, 0;")
+
+
+@gluon.constexpr_function
+def states_text(steps):
+    """The left side of a warp's product: rows g and g + 8 of units of even number, then of odd number."""
+    return block(*(f"ld.shared.f32 ${4 * k + i}, [${4 * steps}+{512 * k + 128 * w}];" for k in range(steps)
+                   for i, w in enumerate((0, 2, 1, 3))))  # fmt: skip
+
+
+@gluon.constexpr_function
+def logits_text(steps):
+    """The sums over programs of the shares of rows g and g + 8."""
+    count = 2 * steps  # a thread adds up of each
+    size = min(4, count)
+    lines = [f".reg .f32 v<{count}>, o;"]
+    for i, row in enumerate((0, 8 * SHARE_ROW.value)):
+        for k in range(0, count, size):
+            names = ", ".join(f"v{k + n}" for n in range(size))
+            lines.append(f"ld.shared.v{size}.f32 {{{names}}}, [$2+{row + 16 * k}];")
+        half = count // 2
+        while half:
+            lines += [f"add.f32 v{k}, v{k}, v{k + half};" for k in range(half)]
+            half //= 2
+        lines += [*quad_sum("v0"), f"mov.f32 ${i}, v0;"]
+    return block(*lines)
+
+
+@gluon.constexpr_function
+def split_text(count):
+    """The leading bits, which a tensor core sees, and the rest."""
+    return block(".reg .b32 x; .reg .f32 y;", *(
+        f"mov.b32 x, ${2 * count + k}; and.b32 x, x, 0xffffe000; mov.b32 y, x; sub.f32 y, ${2 * count + k}, y; "
+        f"mov.b32 ${k}, x; mov.b32 ${count + k}, y;"
+        for k in range(count)
+    ))  # fmt: skip
+
+
+@gluon.constexpr_function
+def product_text(steps, precise):
+    """A gate's product, four numbers of a thread: of the left side and of the weights, with the rest after each."""
+    left, right = 4, 4 + 8 * steps
+
+    def operand(first, size):
+        return ["{" + ", ".join(f"${first + size * k + i}" for i in range(size)) + "}" for k in range(steps)]
+
+    big, rest = operand(left, 4), operand(left + 4 * steps, 4)
+    w_big, w_rest = operand(right, 2), operand(right + 2 * steps, 2)
+
+    def mma(to, a, b):
+        acc = "{" + ", ".join(f"{to}{i}" for i in range(4)) + "}"
+        return f"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {acc}, {a}, {b}, {acc};"
+
+    lines = [".reg .f32 s<4>, b<4>;", *(f"mov.f32 {to}{i}, 0f00000000;" for to in "sb" for i in range(4))]
+    for k in range(steps):
+        if precise:
+            lines += [mma("s", rest[k], w_big[k]), mma("s", big[k], w_rest[k])]
+        lines.append(mma("b", big[k], w_big[k]))
+    return block(*lines, *(f"add.f32 ${i}, b{i}, s{i};" for i in range(4)))
+
+
+@gluon.constexpr_function
+def registers(outputs, inputs):
+    """Which kind of register each has."""
+    return ",".join([*(f"={c}" for c in outputs), *inputs])
+
+
+@gluon.jit
+def base_of(thread):
+    text: gl.constexpr = "{ .reg .u32 a; mov.u32 a, global_smem; add.u32 $0, a, $1; }"
+    return gl.inline_asm_elementwise(text, "=r,r", [thread * 0 + AT], gl.int32, False, 1)
+
+
+@gluon.jit
+def far(place, program):
+    """A place in the shared memory of a program of the cluster."""
+    text: gl.constexpr = "mapa.shared::cluster.u32 $0, $1, $2;"
+    return gl.inline_asm_elementwise(text, "=r,r,r", [place, program], gl.int32, True, 1)
+
+
+@gluon.jit
+def meet(thread):
+    """All threads of the cluster."""
+    text: gl.constexpr = (
+        "{ barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0; }"
+    )
+    gl.inline_asm_elementwise(text, "=r,r", [thread], gl.int32, False, 1)
+
+
+@gluon.jit
+def make_barriers(thread, base):
+    text: gl.constexpr = """{
+    .reg .pred p; setp.eq.u32 p, $1, 0;
+    @p mbarrier.init.shared::cta.b64 [$2], 1;
+    @p mbarrier.init.shared::cta.b64 [$2+8], 1;
+    @p fence.mbarrier_init.release.cluster;
+    mov.u32 $0, 0;
+    }"""
+    gl.inline_asm_elementwise(text, "=r,r,r", [thread, base], gl.int32, False, 1)
+
+
+@gluon.jit
+def expect(thread, barrier, count):
+    """So many bytes complete the barrier."""
+    text: gl.constexpr = """{
+    .reg .pred p; setp.eq.u32 p, $1, 0;
+    @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$2], $3;
+    mov.u32 $0, 0;
+    }"""
+    gl.inline_asm_elementwise(text, "=r,r,r,r", [thread, barrier, count], gl.int32, False, 1)
+
+
+@gluon.jit
+def wait(barrier, turn):
+    text: gl.constexpr = """{
+    .reg .pred p;
+    AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2;
+    @p bra DONE;
+    bra AGAIN;
+    DONE: mov.u32 $0, 0;
+    }"""
+    gl.inline_asm_elementwise(text, "=r,r,r", [barrier, turn], gl.int32, False, 1)
+
+
+@gluon.jit
+def put4(place, a, b, c, d):
+    text: gl.constexpr = "{ st.shared.v4.f32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0; }"
+    gl.inline_asm_elementwise(text, "=r,r,f,f,f,f", [place, a, b, c, d], gl.int32, False, 1)
+
+
+@gluon.jit
+def get4(place):
+    text: gl.constexpr = "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];"
+    return gl.inline_asm_elementwise(text, "=f,=f,=f,=f,r", [place], (gl.float32,) * gl.constexpr(4), False, 1)
+
+
+@gluon.jit
+def any_of(word, running):
+    """Whether any row of a warp runs, as a number of the whole warp; all warps know all rows."""
+    text: gl.constexpr = """{
+    .reg .pred p, q; .reg .u32 any;
+    setp.ne.u32 p, $1, 0; vote.sync.any.pred q, p, 0xffffffff; selp.u32 any, 1, 0, q;
+    st.shared.u32 [$2], any; bar.warp.sync 0xffffffff; mov.u32 $0, 0;
+    }"""
+    gl.inline_asm_elementwise(text, "=r,r,r", [running.to(gl.int32), word], gl.int32, False, 1)
+    text2: gl.constexpr = """{
+    .reg .u32 a, w; mov.u32 w, %tid.x; shr.u32 w, w, 5; shl.b32 w, w, 2; mov.u32 a, global_smem; add.u32 a, a, w;
+    add.u32 a, a, $1; ld.shared.u32 $0, [a];
+    }"""
+    return gl.inline_asm_elementwise(text2, "=r,r", [AT + WORDS], gl.int32, False, 1)
+
+
+@gluon.jit
+def split(a, COUNT: gl.constexpr):
+    text: gl.constexpr = split_text(COUNT)
+    kinds: gl.constexpr = registers("r" * (2 * COUNT), "f" * COUNT)
+    return gl.inline_asm_elementwise(text, kinds, a, (gl.int32,) * (2 * COUNT), True, 1)
+
+
+@gluon.jit
+def gates_of(at, stride, ok):
+    """Numbers of the four gates."""
+    return (
+        gl.load(at, mask=ok, other=0.0), gl.load(at + stride, mask=ok, other=0.0),
+        gl.load(at + 2 * stride, mask=ok, other=0.0), gl.load(at + 3 * stride, mask=ok, other=0.0),
+    )  # fmt: skip
+
+
+@gluon.jit
+def states_of(h, row_a, row_b, k, B, H):
+    """The left side of a step of a product."""
+    a, b = h + row_a * H + k, h + row_b * H + k
+    ok_a, ok_b = (row_a < B) & (k < H), (row_b < B) & (k < H)
+    more_a, more_b = (row_a < B) & (k + 1 < H), (row_b < B) & (k + 1 < H)
+    return (
+        gl.load(a, mask=ok_a, other=0.0), gl.load(b, mask=ok_b, other=0.0),
+        gl.load(a + 1, mask=more_a, other=0.0), gl.load(b + 1, mask=more_b, other=0.0),
+    )  # fmt: skip
+
+
+@gluon.jit
+def weights_of(weight, H, j_out, k, gate: gl.constexpr, STEPS: gl.constexpr):
+    """The right side of a warp's product, for one gate: split, [2 STEPS] and its rest."""
+    ok = j_out < H
+    at = weight + (gate * H + j_out) * H + k
+    found = (gl.load(at, mask=ok & (k < H), other=0.0), gl.load(at + 1, mask=ok & (k + 1 < H), other=0.0))
+    for i in gl.static_range(1, STEPS):
+        found = found + (
+            gl.load(at + 8 * i, mask=ok & (k + 8 * i < H), other=0.0),
+            gl.load(at + 8 * i + 1, mask=ok & (k + 8 * i + 1 < H), other=0.0),
+        )
+    return split(found, 2 * STEPS)
+
+
+@gluon.jit
+def product(left, right, STEPS: gl.constexpr, PRECISE: gl.constexpr):
+    text: gl.constexpr = product_text(STEPS, PRECISE)
+    kinds: gl.constexpr = registers("ffff", "r" * (12 * STEPS))
+    return gl.inline_asm_elementwise(text, kinds, left + right, (gl.float32,) * gl.constexpr(4), True, 1)
+
+
+@gluon.jit
+def inputs_of(xw, t, T, B, H, row, j, ok):
+    """W_x x_t of the four gates."""
+    return gates_of(xw + (t * B + row).to(gl.int64) * 4 * H + j, H, ok & (t < T))
+
+
+@gluon.jit
+def halting(logit, total, n, limit, threshold, FORCED: gl.constexpr):
+    """p^n, whether the row goes on, the halting sum, and the remainder if it does not."""
+    h = sigmoid(logit)
+    going = (total + h < threshold) & (n < limit)
+    last = 1 - total
+    if FORCED:
+        h = gl.where(n == limit, 1.0, 0.0)
+        going = n < limit
+        last = total * 0 + 1
+    return gl.where(going, h, last) if not FORCED else h, going, total + h, last
+
+
+@gluon.jit(do_not_specialize=["T", "B", "limit"])
+def lstm_kernel(
+    xw, weight, weight_ih, ih_stride, bias_ih, bias_hh, halt, halt_bias, lengths, h_in, c_in,
+    mean_out, h_out, c_out, steps_out, remainder, rho_out, cost_out, T, B, H, limit, threshold,
+    RAGGED: gl.constexpr, BIAS: gl.constexpr, FORCED: gl.constexpr, PRECISE: gl.constexpr, CG: gl.constexpr,
+):  # fmt: skip
+    """Forward, of one network. ``xw``: W_x x_t [T, B, 4 H]; ``mean_out``: s_t [T, B, H]; of ``weight_ih``, [4 H,
+    ih_stride], the last column is the flag's."""
+    STEPS: gl.constexpr = CG // 4
+    program, rg = gl.program_id(0), gl.program_id(1)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    # The symbol of shared memory is there where Triton uses some.
+    dummy = gl.allocate_shared_memory(gl.int32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    thread = gl.arange(0, 128, layout)
+    dummy.store(thread)
+    thread = dummy.load(layout)
+    warp, lane = thread // 32, thread % 32
+    g, q, a, b = lane // 4, lane % 4, warp // 2, warp % 2
+    base = base_of(thread)
+    make_barriers(thread, base)
+
+    # Its own row and unit; the rows of which it sees states; the first unit of those.
+    row, j = rg * 16 + g + 8 * a, program * 8 + 2 * q + b
+    row_a = rg * 16 + g
+    row_b = row_a + 8
+    k = warp * (8 * STEPS) + 2 * q
+    ok = (row < B) & (j < H)
+    length_a, length_b = gl.where(row_a < B, T, 0), gl.where(row_b < B, T, 0)
+    if RAGGED:
+        length_a = gl.load(lengths + row_a, mask=row_a < B, other=0).to(gl.int32)
+        length_b = gl.load(lengths + row_b, mask=row_b < B, other=0).to(gl.int32)
+    w0 = weights_of(weight, H, program * 8 + g, k, 0, STEPS)
+    w1 = weights_of(weight, H, program * 8 + g, k, 1, STEPS)
+    w2 = weights_of(weight, H, program * 8 + g, k, 2, STEPS)
+    w3 = weights_of(weight, H, program * 8 + g, k, 3, STEPS)
+    flag = gates_of(weight_ih + j * ih_stride + ih_stride - 1, H * ih_stride, j < H)
+    zero = flag[0] * 0
+    b0, b1, b2, b3 = zero, zero, zero, zero
+    if BIAS:
+        i, h = gates_of(bias_ih + j, H, j < H), gates_of(bias_hh + j, H, j < H)
+        b0, b1, b2, b3 = i[0] + h[0], i[1] + h[1], i[2] + h[2], i[3] + h[3]
+    w_halt = gl.load(halt + j, mask=j < H, other=0.0)
+    bias_h = gl.load(halt_bias)
+    # The states that a warp's product sees, and their mean so far.
+    left = states_of(h_in, row_a, row_b, k, B, H)
+    for step in gl.static_range(1, STEPS):
+        left = left + states_of(h_in, row_a, row_b, k + 8 * step, B, H)
+    means = (zero,) * (4 * STEPS)
+    c = gl.load(c_in + row * H + j, mask=ok, other=0.0)
+    mean, mean_c = zero, zero
+    # Of rows a and b: the input step, the update, the halting sum, the cost so far.
+    t_a, t_b, n_a, n_b = thread * 0, thread * 0, thread * 0 + 1, thread * 0 + 1
+    total_a, total_b, cost_a, cost_b = zero, zero, zero, zero
+    x = inputs_of(xw, t_a, T, B, H, row, j, ok)
+    x_next = inputs_of(xw, t_a + 1, T, B, H, row, j, ok)
+    # Where its states and shares go to in a receiver's memory, and the receivers of a thread.
+    to_state = STATES + program * 512 + warp * 128 + g * 16
+    to_share = SHARES + (g + 8 * a) * SHARE_ROW + (program * 2 + b) * 4
+    receivers = (far(base, q * STEPS),)
+    for i in gl.static_range(1, STEPS):
+        receivers = receivers + (far(base, q * STEPS + i),)
+    word = base + WORDS + warp * 4
+    sums = base + SUMS + lane * 16
+    upper = a > 0
+    meet(thread)
+
+    tick = 0
+    runs = any_of(word, (t_a < length_a) | (t_b < length_b))
+    while runs > 0:
+        turn = tick % 2
+        # The product: a quarter of the states a warp, four numbers a thread, each for one of the warps.
+        parts = split(left, 4 * STEPS)
+        p0 = product(parts, w0, STEPS, PRECISE)
+        p1 = product(parts, w1, STEPS, PRECISE)
+        p2 = product(parts, w2, STEPS, PRECISE)
+        p3 = product(parts, w3, STEPS, PRECISE)
+        # Rows g, g + 8 by units: 2 q, 2 q + 1 of row g are for warps 0 and 1.
+        put4(sums + (0 + warp) * 512, p0[0], p1[0], p2[0], p3[0])
+        put4(sums + (4 + warp) * 512, p0[1], p1[1], p2[1], p3[1])
+        put4(sums + (8 + warp) * 512, p0[2], p1[2], p2[2], p3[2])
+        put4(sums + (12 + warp) * 512, p0[3], p1[3], p2[3], p3[3])
+        gl.thread_barrier()
+        mine = sums + warp * 2048
+        s0, s1, s2, s3 = get4(mine), get4(mine + 512), get4(mine + 1024), get4(mine + 1536)
+        n = gl.where(upper, n_b, n_a)
+        first = gl.where(n == 1, 1.0, 0.0)
+        a0 = x[0] + b0 + first * flag[0] + ((s0[0] + s1[0]) + (s2[0] + s3[0]))
+        a1 = x[1] + b1 + first * flag[1] + ((s0[1] + s1[1]) + (s2[1] + s3[1]))
+        a2 = x[2] + b2 + first * flag[2] + ((s0[2] + s1[2]) + (s2[2] + s3[2]))
+        a3 = x[3] + b3 + first * flag[3] + ((s0[3] + s1[3]) + (s2[3] + s3[3]))
+        _, _, _, o, c_new = lstm_forward(a0, a1, a2, a3, c)
+        s = o * tanh(c_new)
+
+        # To everybody, and from everybody.
+        send: gl.constexpr = send_text(STEPS)
+        kinds: gl.constexpr = registers("r", "rfrrr" + "r" * STEPS)
+        args = (
+            s.to(gl.int32, bitcast=True), s * w_halt, to_state + turn * STATE, to_share + turn * SHARE,
+            thread * 0 + turn * 8,
+        ) + receivers  # fmt: skip
+        gl.inline_asm_elementwise(send, kinds, args, gl.int32, False, 1)
+        barrier = base + turn * 8
+        expect(thread, barrier, thread * 0 + CG * 640)
+        wait(barrier, thread * 0 + (tick // 2) % 2)
+        states: gl.constexpr = states_text(STEPS)
+        kinds_s: gl.constexpr = registers("f" * (4 * STEPS), "r")
+        at = base + STATES + turn * STATE + warp * (512 * STEPS) + lane * 4
+        seen = gl.inline_asm_elementwise(states, kinds_s, [at], (gl.float32,) * (4 * STEPS), False, 1)
+        logits: gl.constexpr = logits_text(STEPS)
+        at = base + SHARES + turn * SHARE + g * SHARE_ROW + q * (4 if STEPS > 1 else 2) * 4
+        logit = gl.inline_asm_elementwise(logits, "=f,=f,r", [at], (gl.float32,) * gl.constexpr(2), False, 1)
+
+        weight_a, going_a, sum_a, last_a = halting(logit[0] + bias_h, total_a, n_a, limit, threshold, FORCED)
+        weight_b, going_b, sum_b, last_b = halting(logit[1] + bias_h, total_b, n_b, limit, threshold, FORCED)
+        ends_a, ends_b = (going_a == 0) & (t_a < length_a), (going_b == 0) & (t_b < length_b)
+        # What the next product sees.
+        m = means[0] + weight_a * seen[0]
+        left = (gl.where(going_a, seen[0], m),)
+        means_next = (gl.where(going_a, m, 0.0),)
+        for i in gl.static_range(1, 4 * STEPS):
+            m = means[i] + (weight_a if i % 2 == 0 else weight_b) * seen[i]
+            left = left + (gl.where(going_a if i % 2 == 0 else going_b, seen[i], m),)
+            means_next = means_next + (gl.where(going_a if i % 2 == 0 else going_b, m, 0.0),)
+        means = means_next
+        # Its own number.
+        p, going, ends = gl.where(upper, weight_b, weight_a), gl.where(upper, going_b, going_a), upper & ends_b
+        ends = ends | ((upper == 0) & ends_a)
+        t, length = gl.where(upper, t_b, t_a), gl.where(upper, length_b, length_a)
+        m = mean + p * s
+        m_c = mean_c + p * c_new
+        gl.store(mean_out + (t * B + row).to(gl.int64) * H + j, m, mask=ok & ends)
+        final = ok & ends & (t == length - 1)
+        gl.store(h_out + row * H + j, m, mask=final)
+        gl.store(c_out + row * H + j, m_c, mask=final)
+        c = gl.where(going, c_new, m_c)
+        mean, mean_c = gl.where(going, m, 0.0), gl.where(going, m_c, 0.0)
+        # The rows' results, written by one thread each.
+        writes = (program == 0) & (warp == 0) & (q == 0)
+        rho_a, rho_b = n_a.to(gl.float32) + last_a, n_b.to(gl.float32) + last_b
+        out = t_a * B + row_a
+        gl.store(steps_out + out, n_a.to(gl.int64), mask=writes & ends_a)
+        gl.store(remainder + out, last_a, mask=writes & ends_a)
+        gl.store(rho_out + out, rho_a, mask=writes & ends_a)
+        out = t_b * B + row_b
+        gl.store(steps_out + out, n_b.to(gl.int64), mask=writes & ends_b)
+        gl.store(remainder + out, last_b, mask=writes & ends_b)
+        gl.store(rho_out + out, rho_b, mask=writes & ends_b)
+        cost_a, cost_b = cost_a + gl.where(ends_a, rho_a, 0.0), cost_b + gl.where(ends_b, rho_b, 0.0)
+        t_a, t_b = t_a + ends_a.to(gl.int32), t_b + ends_b.to(gl.int32)
+        n_a, n_b = gl.where(going_a, n_a + 1, 1), gl.where(going_b, n_b + 1, 1)
+        total_a, total_b = gl.where(going_a, sum_a, 0.0), gl.where(going_b, sum_b, 0.0)
+        x = (
+            gl.where(going, x[0], x_next[0]), gl.where(going, x[1], x_next[1]), gl.where(going, x[2], x_next[2]),
+            gl.where(going, x[3], x_next[3]),
+        )  # fmt: skip
+        x_next = inputs_of(xw, gl.where(upper, t_b, t_a) + 1, T, B, H, row, j, ok)
+        tick += 1
+        runs = any_of(word, (t_a < length_a) | (t_b < length_b))
+    writes = (program == 0) & (warp == 0) & (q == 0)
+    gl.store(cost_out + row_a, cost_a, mask=writes & (row_a < B))
+    gl.store(cost_out + row_b, cost_b, mask=writes & (row_b < B))
+    meet(thread)  # nobody sends to a program that has ended

@@ -1,0 +1,84 @@
+"""An LSTM's forward pass without a tape by ``gluon_lstm``, and how programs become a cluster.
+
+A cluster (of compute capability 9.0) is up to 16 programs whose multiprocessors see each other's shared memory. Triton
+has no words for one of several programs: a kernel built as any other is launched with the attribute.
+"""
+
+import functools
+from typing import Any
+
+import torch
+
+from pondertime.fused.common import LSTM, Inputs, Rules
+from pondertime.fused.triton_plan import Plan
+from pondertime.fused.triton_run import Run, contiguous
+from pondertime.fused.triton_tape import FLOAT32, HALF
+
+try:
+    from pondertime.fused.gluon_lstm import ROWS, SHARED, UNITS, WARPS, lstm_kernel
+except ImportError:  # a Triton without Gluon, or with another
+    lstm_kernel = None
+
+# Sizes of clusters, by how many multiples of 8 units; more programs than this at once and they wait for each other.
+SIZES, MOST = (4, 8, 16), 64
+
+
+@functools.cache
+def has_clusters(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.version.hip is not None or lstm_kernel is None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def cluster_for(plan: Plan) -> int | None:
+    """The size of the clusters that serve calls of a plan without a tape; None where none do."""
+    served = plan.kind is LSTM and not plan.front and plan.precision != HALF.value and plan.T > 0
+    if not served or not has_clusters(plan.device):
+        return None
+    size = next((n for n in SIZES if n * UNITS >= plan.H), None)
+    return size if size and plan.H > UNITS and size * -(-plan.B // ROWS) <= MOST else None
+
+
+@functools.cache
+def as_cluster(made: Any, size: int) -> tuple[Any, Any, tuple[int, int, int]]:
+    """What launches a kernel that was built as any other in clusters, with SHARED bytes of shared memory."""
+    from triton.runtime import driver
+
+    active: Any = driver.active
+    # Loaded anew: what it may use of the shared memory is decided then.
+    _, function, *_ = active.utils.load_binary(made.name, made.kernel, SHARED, active.get_current_device())
+    return made.run, function, (WARPS, size, SHARED)
+
+
+class ClusterPlan:
+    """What the calls of a plan have in common."""
+
+    def __init__(self, plan: Plan, size: int) -> None:
+        self.grid = 1, -(-plan.B // ROWS), 1  # of clusters
+        self.meta = {
+            "RAGGED": plan.ragged, "BIAS": plan.biased, "FORCED": plan.forced,
+            "PRECISE": plan.precision == FLOAT32.value, "CG": size,
+        }  # fmt: skip
+        self.launch = functools.partial(as_cluster, size=size)
+
+
+class ClusterRun(Run):
+    """One launch, without a way back."""
+
+    def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> None:
+        super().__init__(inputs, rules, plan, keep=keep)
+        i, T, B, H = self.inputs, self.T, self.B, self.H
+        mean = self.new(*((T * B, H) if plan.out else (T, B, H)), zero=plan.ragged)
+        out = self.outputs(mean, zero=plan.ragged, whole=True)
+        if plan.ragged and out.rho is not None:
+            out.rho.zero_()
+        given = contiguous(
+            i.weight_hh, i.weight_ih, i.bias_ih, i.bias_hh, i.halt, i.halt_bias, self.lengths, i.h, i.c, self.project()
+        )
+        plan.starter(
+            lstm_kernel, plan.cut.grid, plan.cut.meta, given, *given[9:], *given[:2], plan.features + 1, *given[2:9],
+            *out, T, B, H, plan.limit, plan.threshold, cluster=plan.cut.launch, num_warps=WARPS,
+        )()  # fmt: skip
+        if plan.out:
+            self.mean = mean
+        self.out: Any = self.read(out) if plan.out else out
