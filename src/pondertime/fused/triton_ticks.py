@@ -134,10 +134,7 @@ def tick_forward(
         if KEEP:
             prev, gates, prev_c, prob, weights = tape_parts(tape, tape_rows, WIDE, H, CELL, SLOTS)
             tl.store(info + tape_rows + slot, tl.where(going, n, -n), mask=kept)
-            if SHORT:
-                seen = prev_short + slot * PW
-            else:
-                seen = prev + slot * PW
+            seen = prev_short + slot * PW if SHORT else prev + slot * PW
             tl.store(seen + j, s0, mask=ok & kept)
             if SHORT and CELL == GRU:
                 tl.store(prev + slot * WIDE + j, s0, mask=ok & kept)
@@ -178,9 +175,10 @@ def tick_backward(
     """One update of a row backwards: its slot gets derivatives, or zeros where there is no update.
 
     The ticks to make go down to 0; beyond that nothing happens. ``short`` [E, B, P] gets the derivatives that the
-    product sees, in its own type. They take the place of the activations unless SHORT. ``product`` [E, B, HP]: derivatives by s^n that came from update n + 1, or
-    from the next input step. ``work``: G, G of c, what reached s^{n-1} or c^{n-1} past the product [3, E, B, H],
-    G . s^N [E, B].
+    product sees, in its own type. Unless SHORT they take the place of the activations on the tape; else they go to
+    ``gates_short``, in rows of GW, beside ``prev_short`` in rows of PW: what the product over the tape sees.
+    ``product`` [E, B, HP]: derivatives by s^n that came from update n + 1, or from the next input step. ``work``: G, G
+    of c, what reached s^{n-1} or c^{n-1} past the product [3, E, B, H], G . s^N [E, B].
     """
     b, e = tl.program_id(0), tl.program_id(1)
     rows = E * B
