@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from pondertime.config import ConfigError, RunError, TrainConfig, make_config
 from pondertime.networks import build
-from pondertime.runs import RunFolder, make_task, write_json
+from pondertime.runs import RunFolder, command, make_task, write_json
 from pondertime.train import train
 from small_runs import assert_same_run, contents, metrics, processes, small, train_elsewhere, trained, updates, weights
 
@@ -276,3 +277,9 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypa
     monkeypatch.setattr("pondertime.runs.load_file", replaced)
     saved = folder.load()
     assert saved is not None and saved[1]["updates"] == 5
+
+
+def test_a_command_is_recorded_without_when_it_stops(monkeypatch: pytest.MonkeyPatch):
+    for given in (["--max-minutes", "2.5", "--seeds", "2"], ["--seeds", "2", "--max-minutes=3"]):
+        monkeypatch.setattr(sys, "argv", ["/somewhere/bin/pondertime", "sweep", "parity", *given])
+        assert command() == "pondertime sweep parity --seeds 2"

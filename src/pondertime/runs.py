@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -115,9 +116,11 @@ def environment(device: str, backend: str) -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command line as it was typed, without the path of the program."""
+    """The command line as it was typed, without the path of the program, and without --max-minutes: that is when a call
+    stops, not what is made."""
     name = Path(sys.argv[0]).name
-    return " ".join(["pondertime" if name == "__main__.py" else name, *sys.argv[1:]])
+    line = " ".join(["pondertime" if name == "__main__.py" else name, *sys.argv[1:]])
+    return re.sub(r" --max-minutes[ =]\S+", "", line)
 
 
 def own_part(result: dict[str, Any], e: int) -> dict[str, Any]:
