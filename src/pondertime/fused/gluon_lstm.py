@@ -20,9 +20,11 @@ from pondertime.fused.triton_math import lstm_forward, sigmoid, tanh
 ROWS, UNITS, WARPS = 16, 8, 4
 # Shared memory, in bytes from AT on: two barriers, a word a warp, then states and shares of two updates in turns, sums.
 AT = gl.constexpr(1024)
-WORDS, STATES, SHARES, SUMS = (gl.constexpr(a) for a in (64, 1024, 1024 + 2 * 8192, 1024 + 2 * 8192 + 2 * 2304))
-STATE, SHARE, SHARE_ROW = gl.constexpr(8192), gl.constexpr(2304), gl.constexpr(144)
+STATE, SHARE = gl.constexpr(8192), gl.constexpr(2560)  # of an update
+WORDS, STATES, SHARES, SUMS = (gl.constexpr(a) for a in (64, 1024, 1024 + 2 * 8192, 1024 + 2 * (8192 + 2560)))
 SHARED = AT.value + SUMS.value + 8192
+# A half of a program's units has 16 shares, and room, so that those that are read at once lie in different banks.
+HALF = gl.constexpr(80)
 
 SEND = gl.constexpr("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes")
 
@@ -40,19 +42,27 @@ def quad_sum(name):
 
 @gluon.constexpr_function
 def send_text(steps):
-    """A quad's states, and the sum of its shares, to the receivers of a thread."""
+    """The states of a quad to the receivers of each of its threads, and the shares of four rows, each the sum of a
+    quad, to one receiver of a thread.
+
+    Inputs: state, share, where the two go to in a receiver's memory, which barrier, the first thread that sends no
+    shares, the receiver of shares, those of states.
+    """
     lines = [
-        ".reg .b32 v<4>, r, a, m, l; .reg .f32 p, o; mov.u32 l, %laneid; and.b32 l, l, 28;",
-        *(f"add.u32 r, l, {k}; shfl.sync.idx.b32 v{k}, $1, r, 31, 0xffffffff;" for k in range(4)),
-        *("mov.f32 p, $2;", *quad_sum("p")),
+        ".reg .b32 v<4>, r, a, m, l; .reg .f32 p, o; .reg .pred s; mov.u32 l, %laneid; and.b32 r, l, 28;",
+        *(f"add.u32 a, r, {k}; shfl.sync.idx.b32 v{k}, $1, a, 31, 0xffffffff;" for k in range(4)),
     ]
     for k in range(steps):
-        to = f"${6 + k}"
-        lines += [
-            f"add.u32 m, {to}, $5; add.u32 a, {to}, $3; {SEND.value}.v4.b32 [a], {{v0, v1, v2, v3}}, [m];",
-            f"add.u32 a, {to}, $4; {SEND.value}.f32 [a], p, [m];",
-        ]
-    return block(*lines, "mov.u32 $0, 0;")
+        to = f"${8 + k}"
+        lines.append(f"add.u32 m, {to}, $5; add.u32 a, {to}, $3; {SEND.value}.v4.b32 [a], {{v0, v1, v2, v3}}, [m];")
+    return block(
+        *lines,
+        *("mov.f32 p, $2;", *quad_sum("p"), "and.b32 r, l, 1; shl.b32 r, r, 4;"),
+        *(f"add.u32 a, r, {4 * k}; shfl.sync.idx.b32 v{k}, p, a, 31, 0xffffffff;" for k in range(4)),
+        "setp.lt.u32 s, l, $6; add.u32 m, $7, $5; add.u32 a, $7, $4;",
+        f"@s {SEND.value}.v4.b32 [a], {{v0, v1, v2, v3}}, [m];",
+        "mov.u32 $0, 0;",
+    )
 
 
 @gluon.constexpr_function
@@ -65,13 +75,10 @@ def states_text(steps):
 @gluon.constexpr_function
 def logits_text(steps):
     """The sums over programs of the shares of rows g and g + 8."""
-    count = 2 * steps  # a thread adds up of each
-    size = min(4, count)
+    count = 2 * steps  # a thread adds up of each, every fourth
     lines = [f".reg .f32 v<{count}>, o;"]
-    for i, row in enumerate((0, 8 * SHARE_ROW.value)):
-        for k in range(0, count, size):
-            names = ", ".join(f"v{k + n}" for n in range(size))
-            lines.append(f"ld.shared.v{size}.f32 {{{names}}}, [$2+{row + 16 * k}];")
+    for i in range(2):
+        lines += [f"ld.shared.f32 v{k}, [$2+{4 * k * HALF.value + 32 * i}];" for k in range(count)]
         half = count // 2
         while half:
             lines += [f"add.f32 v{k}, v{k}, v{k + half};" for k in range(half)]
@@ -329,10 +336,10 @@ def lstm_kernel(
     x_next = inputs_of(xw, t_a + 1, T, B, H, row, j, ok)
     # Where its states and shares go to in a receiver's memory, and the receivers of a thread.
     to_state = STATES + program * 512 + warp * 128 + g * 16
-    to_share = SHARES + (g + 8 * a) * SHARE_ROW + (program * 2 + b) * 4
-    receivers = (far(base, q * STEPS),)
-    for i in gl.static_range(1, STEPS):
-        receivers = receivers + (far(base, q * STEPS + i),)
+    to_share = SHARES + (program * 2 + b) * HALF + a * 32 + lane % 2 * 16
+    receivers = (far(base, lane // 2 % CG), far(base, q * STEPS))
+    for step in gl.static_range(1, STEPS):
+        receivers = receivers + (far(base, q * STEPS + step),)
     word = base + WORDS + warp * 4
     sums = base + SUMS + lane * 16
     upper = a > 0
@@ -367,10 +374,10 @@ def lstm_kernel(
 
         # To everybody, and from everybody.
         send: gl.constexpr = send_text(STEPS)
-        kinds: gl.constexpr = registers("r", "rfrrr" + "r" * STEPS)
+        kinds: gl.constexpr = registers("r", "rfrrrrr" + "r" * STEPS)
         args = (
             s.to(gl.int32, bitcast=True), s * w_halt, to_state + turn * STATE, to_share + turn * SHARE,
-            thread * 0 + turn * 8,
+            thread * 0 + turn * 8, thread * 0 + 2 * CG,
         ) + receivers  # fmt: skip
         gl.inline_asm_elementwise(send, kinds, args, gl.int32, False, 1)
         barrier = base + turn * 8
@@ -381,7 +388,7 @@ def lstm_kernel(
         at = base + STATES + turn * STATE + warp * (512 * STEPS) + lane * 4
         seen = gl.inline_asm_elementwise(states, kinds_s, [at], (gl.float32,) * (4 * STEPS), False, 1)
         logits: gl.constexpr = logits_text(STEPS)
-        at = base + SHARES + turn * SHARE + g * SHARE_ROW + q * (4 if STEPS > 1 else 2) * 4
+        at = base + SHARES + turn * SHARE + q * HALF + g * 4
         logit = gl.inline_asm_elementwise(logits, "=f,=f,r", [at], (gl.float32,) * gl.constexpr(2), False, 1)
 
         weight_a, going_a, sum_a, last_a = halting(logit[0] + bias_h, total_a, n_a, limit, threshold, FORCED)
@@ -391,10 +398,10 @@ def lstm_kernel(
         m = means[0] + weight_a * seen[0]
         left = (gl.where(going_a, seen[0], m),)
         means_next = (gl.where(going_a, m, 0.0),)
-        for i in gl.static_range(1, 4 * STEPS):
-            m = means[i] + (weight_a if i % 2 == 0 else weight_b) * seen[i]
-            left = left + (gl.where(going_a if i % 2 == 0 else going_b, seen[i], m),)
-            means_next = means_next + (gl.where(going_a if i % 2 == 0 else going_b, m, 0.0),)
+        for part in gl.static_range(1, 4 * STEPS):
+            m = means[part] + (weight_a if part % 2 == 0 else weight_b) * seen[part]
+            left = left + (gl.where(going_a if part % 2 == 0 else going_b, seen[part], m),)
+            means_next = means_next + (gl.where(going_a if part % 2 == 0 else going_b, m, 0.0),)
         means = means_next
         # Its own number.
         p, going, ends = gl.where(upper, weight_b, weight_a), gl.where(upper, going_b, going_a), upper & ends_b
