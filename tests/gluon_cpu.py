@@ -138,6 +138,8 @@ COMPUTE: dict[str, Callable[..., np.ndarray]] = {
     "selp": lambda a, b, which: np.where(which, a, b),
     "add.f32": lambda a, b: (floats(a) + floats(b)).view(np.uint32),
     "sub.f32": lambda a, b: (floats(a) - floats(b)).view(np.uint32),
+    "ex2": lambda a: np.exp2(floats(a)).view(np.uint32),
+    "rcp": lambda a: (1 / floats(a)).view(np.uint32),
     "add.u32": lambda a, b: a + b,
     "and": lambda a, b: a & b,
     "shl": lambda a, b: a << b,
@@ -315,7 +317,7 @@ def number(a: Any) -> Any:
 def fake_gluon() -> dict[str, types.ModuleType]:
     """Modules in the place of Triton's."""
     gl: Any = types.ModuleType("triton.experimental.gluon.language")
-    gl.constexpr = lambda a: Text(a) if isinstance(a, str) else Constant(a)
+    gl.constexpr = lambda a: Text(a) if isinstance(a, str) else a if isinstance(a, float) else Constant(a)
     gl.int32, gl.int64, gl.float32, gl.static_range = np.int32, np.int64, np.float32, range
     gl.BlockedLayout = gl.SwizzledSharedLayout = lambda *a: None
     gl.allocate_shared_memory = lambda *a: Shared()

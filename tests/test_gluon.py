@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map
 
+import pondertime as pt
 from compare import assert_same
 from gluon_cpu import launch, load_kernels
 from gpu_cases import in_single, poison
@@ -57,13 +59,18 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ((3, 4, 3, 64), {"force_steps": 3}),
         ((2, 16, 5, 128), {}),
         ((2, 3, 4, 100), {"integers": True, "lengths": [1, 2, 2]}),
+        ((2, 3, 4, 20), {"max_steps": 1}),
+        ((2, 3, 4, 20), {"bias": False}),
     ],
 )
 def test_equals_reference(sizes: tuple[int, int, int, int], options: dict[str, Any]) -> None:
     T, B, inputs, H = sizes
     torch.manual_seed(0)
     lengths, integers = options.get("lengths"), options.get("integers", False)
-    net = make("lstm", inputs, H, max_steps=6, force_steps=options.get("force_steps")).float().double()
+    net = make("lstm", inputs, H, max_steps=options.get("max_steps", 6), force_steps=options.get("force_steps"))
+    if "bias" in options:
+        net = pt.ACT(nn.LSTMCell(inputs + 1, H, bias=False), 2, halt_bias=-1.0)
+    net = net.float().double()
     x = torch.randint(0, inputs, (T, B)) if integers else torch.randn(T, B, inputs).double()
     state = tree_map(lambda a: a.float().double(), random_state("lstm", B, H))
     lengths = None if lengths is None else torch.tensor(lengths)
@@ -74,3 +81,16 @@ def test_equals_reference(sizes: tuple[int, int, int, int], options: dict[str, A
         net.backend = "fused"
         found = net(*in_single((x, state), "cpu"), lengths)
     assert_same(tuple(found), tuple(expected), torch.float32)
+
+
+def test_a_row_that_is_not_a_number_is_alone() -> None:
+    torch.manual_seed(0)
+    net: Any = pt.ACT(nn.LSTMCell(4, 20), 2, halt_bias=-1.0).requires_grad_(False)
+    x = torch.randn(3, 4, 3)
+    expected = net(x)
+    x[1, 2] = torch.nan
+    found = net(x)
+    others = [0, 1, 3]
+    assert_same(found.output[:, others], expected.output[:, others], torch.float32)
+    assert torch.equal(found.ponder.steps[:, others], expected.ponder.steps[:, others])
+    assert found.output[1:, 2].isnan().all() and found.output[0].isfinite().all()

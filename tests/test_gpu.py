@@ -182,7 +182,8 @@ def test_flips_are_rare() -> None:
     assert (net(x.cuda()).ponder.steps.cpu() != expected).sum() <= 2
 
 
-def test_tf32_where_torch_allows_it() -> None:
+@pytest.mark.parametrize("keep", [True, False])
+def test_tf32_where_torch_allows_it(keep: bool) -> None:
     torch.manual_seed(0)
     net: Any = pt.ACT(nn.LSTMCell(9, 128), None, force_steps=3)
     x = torch.randn(5, 16, 8)
@@ -190,9 +191,10 @@ def test_tf32_where_torch_allows_it() -> None:
     net, before = net.float().cuda(), torch.backends.cuda.matmul.allow_tf32
     try:
         torch.backends.cuda.matmul.allow_tf32 = True
-        coarse = net(x.cuda()).output.cpu()
-        torch.backends.cuda.matmul.allow_tf32 = False
-        fine = net(x.cuda()).output.cpu()
+        with torch.set_grad_enabled(keep):
+            coarse = net(x.cuda()).output.cpu()
+            torch.backends.cuda.matmul.allow_tf32 = False
+            fine = net(x.cuda()).output.cpu()
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert_same(fine, expected, torch.float32)
@@ -235,13 +237,49 @@ def test_nan_ends_the_loop_and_shows() -> None:
 )
 def test_clusters(T: int, B: int, H: int) -> None:
     """An LSTM without a way back: rows that halt at other times and end at other steps, twice on the same memory."""
-    from pondertime.fused import triton_plan
-    from pondertime.fused.triton_cluster_run import ClusterRun, has_clusters
+    from pondertime.fused import triton_cluster_run, triton_plan
 
-    if not has_clusters(torch.device("cuda", 0)):
+    if not triton_cluster_run.has_clusters(torch.device("cuda", 0)):
         pytest.skip("needs thread block clusters (compute capability 9.0)")
     ways: Any = ({}, {"lengths": [1 + 5 * b % T for b in range(B)]}, {"force_steps": 4}, {"integers": True})
     for options in ways:
         for _ in range(2):
             compare("lstm", (T, B, 5, H), "cuda", **options)
-    assert any(plan.run is ClusterRun for plan in triton_plan._plans.values())
+    assert any(plan.run is triton_cluster_run.serve for plan in triton_plan._plans.values())
+
+
+def test_inference_can_be_recorded_and_run_on_several_streams() -> None:
+    torch.manual_seed(0)
+    net: Any = pt.ACT(nn.LSTMCell(6, 128), 3, halt_bias=-1.0).eval().requires_grad_(False)
+    x = torch.randn(3, 4, 16, 5)
+    expected = [net.double()(a.double()).output for a in x]
+    net, given = net.float().cuda(), x[0].cuda()
+    net(given)  # builds the kernel
+    recording = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recording):
+        made = net(given).output
+    for a, y in zip(x, expected, strict=True):
+        given.copy_(a)
+        recording.replay()
+        assert_same(made.cpu(), y, torch.float32)
+    streams, found = [torch.cuda.Stream() for _ in x], []
+    for _ in range(20):
+        for a, stream in zip(x, streams, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(net(a.cuda()).output)
+    torch.cuda.synchronize()
+    for k, y in enumerate(found):
+        assert_same(y.cpu(), expected[k % len(x)], torch.float32)
+
+
+def test_without_room_for_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pondertime.fused import triton_cluster_run, triton_loop_run, triton_plan
+
+    def full(*args: Any, **options: Any) -> Any:
+        raise triton_cluster_run.NoRoom
+
+    monkeypatch.setattr(triton_cluster_run, "as_cluster", full)
+    monkeypatch.setattr(triton_cluster_run, "_full", set())
+    monkeypatch.setattr(triton_plan, "_plans", {})
+    compare("lstm", (2, 5, 3, 20), "cuda")
+    assert all(plan.run is triton_loop_run.LoopRun for plan in triton_plan._plans.values())

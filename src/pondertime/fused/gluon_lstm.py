@@ -15,17 +15,16 @@ row g + 8 a and unit 2 q + b; there a tensor core's product leaves it.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from pondertime.fused.triton_math import lstm_forward, sigmoid, tanh
-
 ROWS, UNITS, WARPS = 16, 8, 4
 # Shared memory, in bytes from AT on: two barriers, a word a warp, then states and shares of two updates in turns, sums.
 AT = gl.constexpr(1024)
-STATE, SHARE = gl.constexpr(8192), gl.constexpr(2560)  # of an update
-WORDS, STATES, SHARES, SUMS = (gl.constexpr(a) for a in (64, 1024, 1024 + 2 * 8192, 1024 + 2 * (8192 + 2560)))
+STATE, SHARE = gl.constexpr(8192), gl.constexpr(3072)  # of an update
+WORDS, STATES, SHARES, SUMS = (gl.constexpr(a) for a in (64, 1024, 1024 + 2 * 8192, 1024 + 2 * (8192 + 3072)))
 SHARED = AT.value + SUMS.value + 8192
 # A half of a program's units has 16 shares, and room, so that those that are read at once lie in different banks.
-HALF = gl.constexpr(80)
+HALF = gl.constexpr(96)
 
+LOG2_E = gl.constexpr(1.4426950408889634)
 SEND = gl.constexpr("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes")
 
 
@@ -45,11 +44,11 @@ def send_text(steps):
     """The states of a quad to the receivers of each of its threads, and the shares of four rows, each the sum of a
     quad, to one receiver of a thread.
 
-    Inputs: state, share, where the two go to in a receiver's memory, which barrier, the first thread that sends no
-    shares, the receiver of shares, those of states.
+    Inputs: state, share, where the two go to in a receiver's memory, which barrier, the thread of the warp, the
+    receiver of shares, those of states.
     """
     lines = [
-        ".reg .b32 v<4>, r, a, m, l; .reg .f32 p, o; .reg .pred s; mov.u32 l, %laneid; and.b32 r, l, 28;",
+        ".reg .b32 v<4>, r, a, m; .reg .f32 p, o; .reg .pred s; and.b32 r, $6, 28;",
         *(f"add.u32 a, r, {k}; shfl.sync.idx.b32 v{k}, $1, a, 31, 0xffffffff;" for k in range(4)),
     ]
     for k in range(steps):
@@ -57,9 +56,9 @@ def send_text(steps):
         lines.append(f"add.u32 m, {to}, $5; add.u32 a, {to}, $3; {SEND.value}.v4.b32 [a], {{v0, v1, v2, v3}}, [m];")
     return block(
         *lines,
-        *("mov.f32 p, $2;", *quad_sum("p"), "and.b32 r, l, 1; shl.b32 r, r, 4;"),
+        *("mov.f32 p, $2;", *quad_sum("p"), "and.b32 r, $6, 1; shl.b32 r, r, 4;"),
         *(f"add.u32 a, r, {4 * k}; shfl.sync.idx.b32 v{k}, p, a, 31, 0xffffffff;" for k in range(4)),
-        "setp.lt.u32 s, l, $6; add.u32 m, $7, $5; add.u32 a, $7, $4;",
+        f"setp.lt.u32 s, $6, {8 * steps}; add.u32 m, $7, $5; add.u32 a, $7, $4;",
         f"@s {SEND.value}.v4.b32 [a], {{v0, v1, v2, v3}}, [m];",
         "mov.u32 $0, 0;",
     )
@@ -88,10 +87,11 @@ def logits_text(steps):
 
 
 @gluon.constexpr_function
-def split_text(count):
-    """The leading bits, which a tensor core sees, and the rest."""
+def split_text(count, bits):
+    """The leading bits, which a tensor core sees, and the rest; ``bits`` added before: 0x1000 to round."""
     return block(".reg .b32 x; .reg .f32 y;", *(
-        f"mov.b32 x, ${2 * count + k}; and.b32 x, x, 0xffffe000; mov.b32 y, x; sub.f32 y, ${2 * count + k}, y; "
+        f"mov.b32 x, ${2 * count + k}; add.u32 x, x, {bits}; and.b32 x, x, 0xffffe000; mov.b32 y, x; "
+        f"sub.f32 y, ${2 * count + k}, y; "
         f"mov.b32 ${k}, x; mov.b32 ${count + k}, y;"
         for k in range(count)
     ))  # fmt: skip
@@ -212,8 +212,30 @@ def any_of(word, running):
 
 
 @gluon.jit
-def split(a, COUNT: gl.constexpr):
-    text: gl.constexpr = split_text(COUNT)
+def exp2(x):
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
+
+
+@gluon.jit
+def reciprocal(x):
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
+
+
+@gluon.jit
+def sigmoid(x):
+    """1 / (1 + e^-x)."""
+    return reciprocal(1 + exp2(x * -LOG2_E))
+
+
+@gluon.jit
+def tanh(x):
+    """1 - 2 / (1 + e^2x)."""
+    return 1 - 2 * reciprocal(1 + exp2(x * (2 * LOG2_E)))
+
+
+@gluon.jit
+def split(a, COUNT: gl.constexpr, BITS: gl.constexpr = 0):
+    text: gl.constexpr = split_text(COUNT, BITS)
     kinds: gl.constexpr = registers("r" * (2 * COUNT), "f" * COUNT)
     return gl.inline_asm_elementwise(text, kinds, a, (gl.int32,) * (2 * COUNT), True, 1)
 
@@ -250,7 +272,7 @@ def weights_of(weight, H, j_out, k, gate: gl.constexpr, STEPS: gl.constexpr):
             gl.load(at + 8 * i, mask=ok & (k + 8 * i < H), other=0.0),
             gl.load(at + 8 * i + 1, mask=ok & (k + 8 * i + 1 < H), other=0.0),
         )
-    return split(found, 2 * STEPS)
+    return split(found, 2 * STEPS, 0x1000)
 
 
 @gluon.jit
@@ -268,15 +290,26 @@ def inputs_of(xw, t, T, B, H, row, j, ok):
 
 @gluon.jit
 def halting(logit, total, n, limit, threshold, FORCED: gl.constexpr):
-    """p^n, whether the row goes on, the halting sum, and the remainder if it does not."""
+    """p^n, whether the row goes on, and the halting sum."""
+    if FORCED:
+        return gl.where(n == limit, 1.0, 0.0), n < limit, total
     h = sigmoid(logit)
     going = (total + h < threshold) & (n < limit)
-    last = 1 - total
-    if FORCED:
-        h = gl.where(n == limit, 1.0, 0.0)
-        going = n < limit
-        last = total * 0 + 1
-    return gl.where(going, h, last) if not FORCED else h, going, total + h, last
+    return gl.where(going, h, 1 - total), going, total + h
+
+
+@gluon.jit
+def write(ended, mean_out, h_out, c_out, steps_out, remainder, rho_out, row, j, T, B, H, length, ok, speaks):
+    """What a step left, where it ended."""
+    ends, t, n, last, m, m_c = ended
+    out = t * B + row
+    gl.store(mean_out + out.to(gl.int64) * H + j, m, mask=ok & ends)
+    final = ok & ends & (t == length - 1)
+    gl.store(h_out + row * H + j, m, mask=final)
+    gl.store(c_out + row * H + j, m_c, mask=final)
+    gl.store(steps_out + out, n.to(gl.int64), mask=speaks & ends)
+    gl.store(remainder + out, last, mask=speaks & ends)
+    gl.store(rho_out + out, n.to(gl.float32) + last, mask=speaks & ends)
 
 
 @gluon.jit(do_not_specialize=["T", "B", "limit"])
@@ -329,11 +362,16 @@ def lstm_kernel(
     means = (zero,) * (4 * STEPS)
     c = gl.load(c_in + row * H + j, mask=ok, other=0.0)
     mean, mean_c = zero, zero
-    # Of rows a and b: the input step, the update, the halting sum, the cost so far.
+    # Of rows a and b: the input step, the update, the halting sum.
     t_a, t_b, n_a, n_b = thread * 0, thread * 0, thread * 0 + 1, thread * 0 + 1
-    total_a, total_b, cost_a, cost_b = zero, zero, zero, zero
+    total_a, total_b = zero, zero
+    # Of its own: the input step, the cost so far, and of the update before: whether it ended a step, of which number,
+    # N, R, the mean states. One thread of a row speaks for it.
+    t, cost, upper = t_a, zero, a > 0
+    length = gl.where(upper, length_b, length_a)
+    ended = t_a < 0, t_a, n_a, zero, zero, zero
+    speaks = (program == 0) & (q == 0) & (b == 0) & (row < B)
     x = inputs_of(xw, t_a, T, B, H, row, j, ok)
-    x_next = inputs_of(xw, t_a + 1, T, B, H, row, j, ok)
     # Where its states and shares go to in a receiver's memory, and the receivers of a thread.
     to_state = STATES + program * 512 + warp * 128 + g * 16
     to_share = SHARES + (program * 2 + b) * HALF + a * 32 + lane % 2 * 16
@@ -342,7 +380,6 @@ def lstm_kernel(
         receivers = receivers + (far(base, q * STEPS + step),)
     word = base + WORDS + warp * 4
     sums = base + SUMS + lane * 16
-    upper = a > 0
     meet(thread)
 
     tick = 0
@@ -369,30 +406,34 @@ def lstm_kernel(
         a1 = x[1] + b1 + first * flag[1] + ((s0[1] + s1[1]) + (s2[1] + s3[1]))
         a2 = x[2] + b2 + first * flag[2] + ((s0[2] + s1[2]) + (s2[2] + s3[2]))
         a3 = x[3] + b3 + first * flag[3] + ((s0[3] + s1[3]) + (s2[3] + s3[3]))
-        _, _, _, o, c_new = lstm_forward(a0, a1, a2, a3, c)
-        s = o * tanh(c_new)
+        c_new = sigmoid(a1) * c + sigmoid(a0) * tanh(a2)
+        s = sigmoid(a3) * tanh(c_new)
 
-        # To everybody, and from everybody.
+        # To everybody.
         send: gl.constexpr = send_text(STEPS)
         kinds: gl.constexpr = registers("r", "rfrrrrr" + "r" * STEPS)
         args = (
             s.to(gl.int32, bitcast=True), s * w_halt, to_state + turn * STATE, to_share + turn * SHARE,
-            thread * 0 + turn * 8, thread * 0 + 2 * CG,
+            thread * 0 + turn * 8, lane,
         ) + receivers  # fmt: skip
         gl.inline_asm_elementwise(send, kinds, args, gl.int32, False, 1)
+        # While it is on its way: what the update before left to be written, and what the next step will need.
+        write(ended, mean_out, h_out, c_out, steps_out, remainder, rho_out, row, j, T, B, H, length, ok, speaks)
+        x_next = inputs_of(xw, t + 1, T, B, H, row, j, ok)
+        # From everybody.
         barrier = base + turn * 8
         expect(thread, barrier, thread * 0 + CG * 640)
         wait(barrier, thread * 0 + (tick // 2) % 2)
+        logits: gl.constexpr = logits_text(STEPS)
+        at = base + SHARES + turn * SHARE + q * HALF + g * 4
+        logit = gl.inline_asm_elementwise(logits, "=f,=f,r", [at], (gl.float32,) * gl.constexpr(2), False, 1)
         states: gl.constexpr = states_text(STEPS)
         kinds_s: gl.constexpr = registers("f" * (4 * STEPS), "r")
         at = base + STATES + turn * STATE + warp * (512 * STEPS) + lane * 4
         seen = gl.inline_asm_elementwise(states, kinds_s, [at], (gl.float32,) * (4 * STEPS), False, 1)
-        logits: gl.constexpr = logits_text(STEPS)
-        at = base + SHARES + turn * SHARE + q * HALF + g * 4
-        logit = gl.inline_asm_elementwise(logits, "=f,=f,r", [at], (gl.float32,) * gl.constexpr(2), False, 1)
 
-        weight_a, going_a, sum_a, last_a = halting(logit[0] + bias_h, total_a, n_a, limit, threshold, FORCED)
-        weight_b, going_b, sum_b, last_b = halting(logit[1] + bias_h, total_b, n_b, limit, threshold, FORCED)
+        weight_a, going_a, sum_a = halting(logit[0] + bias_h, total_a, n_a, limit, threshold, FORCED)
+        weight_b, going_b, sum_b = halting(logit[1] + bias_h, total_b, n_b, limit, threshold, FORCED)
         ends_a, ends_b = (going_a == 0) & (t_a < length_a), (going_b == 0) & (t_b < length_b)
         # What the next product sees.
         m = means[0] + weight_a * seen[0]
@@ -404,40 +445,24 @@ def lstm_kernel(
             means_next = means_next + (gl.where(going_a if part % 2 == 0 else going_b, m, 0.0),)
         means = means_next
         # Its own number.
-        p, going, ends = gl.where(upper, weight_b, weight_a), gl.where(upper, going_b, going_a), upper & ends_b
-        ends = ends | ((upper == 0) & ends_a)
-        t, length = gl.where(upper, t_b, t_a), gl.where(upper, length_b, length_a)
+        p, going = gl.where(upper, weight_b, weight_a), gl.where(upper, going_b, going_a)
+        last = 1.0 if FORCED else 1 - gl.where(upper, total_b, total_a)
         m = mean + p * s
         m_c = mean_c + p * c_new
-        gl.store(mean_out + (t * B + row).to(gl.int64) * H + j, m, mask=ok & ends)
-        final = ok & ends & (t == length - 1)
-        gl.store(h_out + row * H + j, m, mask=final)
-        gl.store(c_out + row * H + j, m_c, mask=final)
+        ended = (going == 0) & (t < length), t, n, last + zero, m, m_c
+        cost = cost + gl.where(ended[0], n.to(gl.float32) + last, 0.0)
         c = gl.where(going, c_new, m_c)
         mean, mean_c = gl.where(going, m, 0.0), gl.where(going, m_c, 0.0)
-        # The rows' results, written by one thread each.
-        writes = (program == 0) & (warp == 0) & (q == 0)
-        rho_a, rho_b = n_a.to(gl.float32) + last_a, n_b.to(gl.float32) + last_b
-        out = t_a * B + row_a
-        gl.store(steps_out + out, n_a.to(gl.int64), mask=writes & ends_a)
-        gl.store(remainder + out, last_a, mask=writes & ends_a)
-        gl.store(rho_out + out, rho_a, mask=writes & ends_a)
-        out = t_b * B + row_b
-        gl.store(steps_out + out, n_b.to(gl.int64), mask=writes & ends_b)
-        gl.store(remainder + out, last_b, mask=writes & ends_b)
-        gl.store(rho_out + out, rho_b, mask=writes & ends_b)
-        cost_a, cost_b = cost_a + gl.where(ends_a, rho_a, 0.0), cost_b + gl.where(ends_b, rho_b, 0.0)
-        t_a, t_b = t_a + ends_a.to(gl.int32), t_b + ends_b.to(gl.int32)
-        n_a, n_b = gl.where(going_a, n_a + 1, 1), gl.where(going_b, n_b + 1, 1)
-        total_a, total_b = gl.where(going_a, sum_a, 0.0), gl.where(going_b, sum_b, 0.0)
         x = (
             gl.where(going, x[0], x_next[0]), gl.where(going, x[1], x_next[1]), gl.where(going, x[2], x_next[2]),
             gl.where(going, x[3], x_next[3]),
         )  # fmt: skip
-        x_next = inputs_of(xw, gl.where(upper, t_b, t_a) + 1, T, B, H, row, j, ok)
+        t_a, t_b = t_a + ends_a.to(gl.int32), t_b + ends_b.to(gl.int32)
+        t = gl.where(upper, t_b, t_a)
+        n_a, n_b = gl.where(going_a, n_a + 1, 1), gl.where(going_b, n_b + 1, 1)
+        total_a, total_b = gl.where(going_a, sum_a, 0.0), gl.where(going_b, sum_b, 0.0)
         tick += 1
         runs = any_of(word, (t_a < length_a) | (t_b < length_b))
-    writes = (program == 0) & (warp == 0) & (q == 0)
-    gl.store(cost_out + row_a, cost_a, mask=writes & (row_a < B))
-    gl.store(cost_out + row_b, cost_b, mask=writes & (row_b < B))
+    write(ended, mean_out, h_out, c_out, steps_out, remainder, rho_out, row, j, T, B, H, length, ok, speaks)
+    gl.store(cost_out + row, cost, mask=speaks)
     meet(thread)  # nobody sends to a program that has ended

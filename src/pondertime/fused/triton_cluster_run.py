@@ -11,16 +11,24 @@ import torch
 
 from pondertime.fused.common import LSTM, Inputs, Rules
 from pondertime.fused.triton_plan import Plan
-from pondertime.fused.triton_run import Run, contiguous
+from pondertime.fused.triton_run import Run, contiguous, make
 from pondertime.fused.triton_tape import FLOAT32, HALF
 
 try:
-    from pondertime.fused.gluon_lstm import ROWS, SHARED, UNITS, WARPS, lstm_kernel
+    from pondertime.fused.gluon_lstm import AT, ROWS, SHARED, UNITS, WARPS, lstm_kernel
 except ImportError:  # a Triton without Gluon, or with another
     lstm_kernel = None
 
 # Sizes of clusters, by how many multiples of 8 units; more programs than this at once and they wait for each other.
 SIZES, MOST = (4, 8, 16), 64
+
+
+# Devices that have no room for a cluster of this kernel, as a part of a GPU may.
+_full: set[torch.device] = set()
+
+
+class NoRoom(RuntimeError):
+    """No cluster fits the device."""
 
 
 @functools.cache
@@ -33,7 +41,7 @@ def has_clusters(device: torch.device) -> bool:
 def cluster_for(plan: Plan) -> int | None:
     """The size of the clusters that serve calls of a plan without a tape; None where none do."""
     served = plan.kind is LSTM and not plan.front and plan.precision != HALF.value and plan.T > 0
-    if not served or not has_clusters(plan.device):
+    if not served or plan.device in _full or not has_clusters(plan.device):
         return None
     size = next((n for n in SIZES if n * UNITS >= plan.H), None)
     return size if size and plan.H > UNITS and size * -(-plan.B // ROWS) <= MOST else None
@@ -44,10 +52,14 @@ def as_cluster(made: Any, size: int) -> tuple[Any, Any, tuple[int, int, int]]:
     """What launches a kernel that was built as any other in clusters, with SHARED bytes of shared memory."""
     from triton.runtime import driver
 
+    assert made.metadata.shared <= AT.value, (
+        f"Triton's own {made.metadata.shared} bytes of shared memory reach into ours"
+    )
     active: Any = driver.active
-    # Loaded anew: what it may use of the shared memory is decided then.
-    _, function, *_ = active.utils.load_binary(made.name, made.kernel, SHARED, active.get_current_device())
-    return made.run, function, (WARPS, size, SHARED)
+    run = made.run  # this loads the function
+    if active.utils.cuOccupancyMaxActiveClusters(made.function, SHARED, size) < 1:
+        raise NoRoom
+    return run, made.function, (WARPS, size, SHARED)
 
 
 class ClusterPlan:
@@ -60,6 +72,16 @@ class ClusterPlan:
             "PRECISE": plan.precision == FLOAT32.value, "CG": size,
         }  # fmt: skip
         self.launch = functools.partial(as_cluster, size=size)
+
+
+def serve(inputs: Inputs, rules: Rules, plan: Plan, **options: Any) -> Run:
+    """A run by clusters; where the device has no room for one, as without them."""
+    try:
+        return ClusterRun(inputs, rules, plan, **options)
+    except NoRoom:
+        _full.add(plan.device)
+        plan.run = None
+        return make(inputs, rules, keep=False)
 
 
 class ClusterRun(Run):

@@ -70,6 +70,8 @@ class Plan:
                 places |= a.data_ptr()
         aligned = places % 16 == 0 or tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
         key, built, device = (kernel, grid, id(meta), aligned), self.built, self.device
+        # Triton asks the driver about every tensor; numbers it takes as they are.
+        given = [a.data_ptr() if isinstance(a, Tensor) and a.is_cuda else a for a in args]
 
         def start() -> None:
             known = built.get(key)
@@ -82,7 +84,7 @@ class Plan:
                     built[key] = made.run, made.function, made.packed_metadata, tuple(meta.values())
                 return
             run, function, metadata, constants = known
-            run(*grid, stream_of(device), function, metadata, None, None, None, *args, *constants)
+            run(*grid, stream_of(device), function, metadata, None, None, None, *given, *constants)
 
         return start
 

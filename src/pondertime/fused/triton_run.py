@@ -303,7 +303,7 @@ def choose(plan: Plan, *, keep: bool) -> None:
 
     size = None if keep else triton_cluster_run.cluster_for(plan)
     if size is not None:
-        plan.run = plan.recorded = triton_cluster_run.ClusterRun
+        plan.run = plan.recorded = triton_cluster_run.serve
         plan.cut = triton_cluster_run.ClusterPlan(plan, size)
         return
     blocks = triton_loop_run.blocks_for(plan.device, plan.E, plan.B, plan.H, plan.kind.gates, plan.precision)
