@@ -325,6 +325,7 @@ def fake_gluon() -> dict[str, types.ModuleType]:
     gl.load = lambda at, mask=None, other=None: at.load(mask, other)
     gl.store = lambda at, value, mask: at.store(value, mask)
     gl.where = lambda c, a, b: variable(np.where(c, number(a), number(b)))
+    gl.minimum = lambda a, b: variable(np.minimum(a, number(b)))
     gl.program_id = lambda axis: (HERE.rank, HERE.group)[axis]
     gl.inline_asm_elementwise, gl.thread_barrier = inline_asm, lambda: None
     tl: Any = types.ModuleType("triton.language")
@@ -368,7 +369,7 @@ def load_kernels() -> Any:
                 sys.modules[name] = module
 
 
-def launch(kernels: Any, groups: int, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+def launch(kernels: Any, groups: int, shared: int, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
     """Run the kernel, one cluster after the other."""
 
     def pointers() -> Iterator[Any]:
@@ -377,7 +378,7 @@ def launch(kernels: Any, groups: int, args: tuple[Any, ...], meta: dict[str, Any
 
     given, size = list(pointers()), meta["CG"]
     for group in range(groups):
-        cluster, failed = Cluster(size, kernels.SHARED), []
+        cluster, failed = Cluster(size, shared), []
 
         def program(rank: int, cluster: Cluster = cluster, group: int = group, failed: list[Any] = failed) -> None:
             HERE.cluster, HERE.rank, HERE.group = cluster, rank, group

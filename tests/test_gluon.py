@@ -29,10 +29,10 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
             assert warmup and num_warps == 4
             return meta
 
-    def as_cluster(meta: dict[str, Any], size: int) -> tuple[Any, Any, Any]:
+    def as_cluster(meta: dict[str, Any], size: int, shared: int) -> tuple[Any, Any, Any]:
         def run(x: int, y: int, z: int, stream: Any, f: Any, metadata: Any, a: Any, b: Any, c: Any, *args: Any) -> None:
             assert x == z == 1 and size == meta["CG"] and args[-len(meta) :] == tuple(meta.values())
-            launch(kernels, y, args[: -len(meta)], meta)
+            launch(kernels, y, shared, args[: -len(meta)], meta)
 
         return run, None, None
 
@@ -59,7 +59,9 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ((3, 4, 3, 64), {"force_steps": 3}),
         ((2, 16, 5, 128), {}),
         ((2, 3, 4, 100), {"integers": True, "lengths": [1, 2, 2]}),
-        ((2, 3, 4, 20), {"max_steps": 1}),
+        ((2, 3, 40, 20), {"max_steps": 1, "outputs": None}),
+        ((2, 3, 100, 20), {"outputs": 3, "lengths": [2, 1, 2]}),
+        ((2, 3, 130, 20), {"outputs": 20, "lengths": [2, 1, 2]}),
         ((2, 3, 4, 20), {"bias": False}),
     ],
 )
@@ -67,7 +69,8 @@ def test_equals_reference(sizes: tuple[int, int, int, int], options: dict[str, A
     T, B, inputs, H = sizes
     torch.manual_seed(0)
     lengths, integers = options.get("lengths"), options.get("integers", False)
-    net = make("lstm", inputs, H, max_steps=options.get("max_steps", 6), force_steps=options.get("force_steps"))
+    rules = {"max_steps": options.get("max_steps", 6), "force_steps": options.get("force_steps")}
+    net = make("lstm", inputs, H, options.get("outputs", 2), **rules)
     if "bias" in options:
         net = pt.ACT(nn.LSTMCell(inputs + 1, H, bias=False), 2, halt_bias=-1.0)
     net = net.float().double()

@@ -16,11 +16,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 ROWS, UNITS, WARPS = 16, 8, 4
-# Shared memory, in bytes from AT on: two barriers, a word a warp, then states and shares of two updates in turns, sums.
+# Shared memory, in bytes from AT on: two barriers, a word a warp, then states and shares of two updates in turns, sums,
+# and for each input step W_x x_t, where it is made here.
 AT = gl.constexpr(1024)
 STATE, SHARE = gl.constexpr(8192), gl.constexpr(3072)  # of an update
 WORDS, STATES, SHARES, SUMS = (gl.constexpr(a) for a in (64, 1024, 1024 + 2 * 8192, 1024 + 2 * (8192 + 3072)))
-SHARED = AT.value + SUMS.value + 8192
+INPUTS, INPUT = gl.constexpr(SUMS.value + 8192), gl.constexpr(2048)
+SHARED = AT.value + INPUTS.value
 # A half of a program's units has 16 shares, and room, so that those that are read at once lie in different banks.
 HALF = gl.constexpr(96)
 
@@ -37,6 +39,12 @@ def block(*lines):
 def quad_sum(name):
     """The sum over the four threads of a row."""
     return [f"shfl.sync.bfly.b32 o, {name}, {k}, 31, 0xffffffff; add.f32 {name}, {name}, o;" for k in (1, 2)]
+
+
+@gluon.constexpr_function
+def warp_sum_text():
+    lines = [f"shfl.sync.bfly.b32 o, $0, {k}, 31, 0xffffffff; add.f32 $0, $0, o;" for k in (1, 2, 4, 8, 16)]
+    return block(".reg .f32 o; mov.f32 $0, $1;", *lines)
 
 
 @gluon.constexpr_function
@@ -212,6 +220,12 @@ def any_of(word, running):
 
 
 @gluon.jit
+def warp_sum(x):
+    text: gl.constexpr = warp_sum_text()
+    return gl.inline_asm_elementwise(text, "=f,f", [x], gl.float32, False, 1)
+
+
+@gluon.jit
 def exp2(x):
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
 
@@ -262,15 +276,15 @@ def states_of(h, row_a, row_b, k, B, H):
 
 
 @gluon.jit
-def weights_of(weight, H, j_out, k, gate: gl.constexpr, STEPS: gl.constexpr):
+def weights_of(weight, H, stride, size, j_out, k, gate: gl.constexpr, STEPS: gl.constexpr):
     """The right side of a warp's product, for one gate: split, [2 STEPS] and its rest."""
     ok = j_out < H
-    at = weight + (gate * H + j_out) * H + k
-    found = (gl.load(at, mask=ok & (k < H), other=0.0), gl.load(at + 1, mask=ok & (k + 1 < H), other=0.0))
+    at = weight + (gate * H + j_out) * stride + k
+    found = (gl.load(at, mask=ok & (k < size), other=0.0), gl.load(at + 1, mask=ok & (k + 1 < size), other=0.0))
     for i in gl.static_range(1, STEPS):
         found = found + (
-            gl.load(at + 8 * i, mask=ok & (k + 8 * i < H), other=0.0),
-            gl.load(at + 8 * i + 1, mask=ok & (k + 8 * i + 1 < H), other=0.0),
+            gl.load(at + 8 * i, mask=ok & (k + 8 * i < size), other=0.0),
+            gl.load(at + 8 * i + 1, mask=ok & (k + 8 * i + 1 < size), other=0.0),
         )
     return split(found, 2 * STEPS, 0x1000)
 
@@ -283,19 +297,93 @@ def product(left, right, STEPS: gl.constexpr, PRECISE: gl.constexpr):
 
 
 @gluon.jit
-def inputs_of(xw, t, T, B, H, row, j, ok):
-    """W_x x_t of the four gates."""
-    return gates_of(xw + (t * B + row).to(gl.int64) * 4 * H + j, H, ok & (t < T))
+def sums_of(left, w0, w1, w2, w3, sums, warp, STEPS: gl.constexpr, PRECISE: gl.constexpr):
+    """The four gates' products of a thread's row and unit: every warp makes a part of all sums; they are exchanged."""
+    parts = split(left, 4 * STEPS)
+    p0 = product(parts, w0, STEPS, PRECISE)
+    p1 = product(parts, w1, STEPS, PRECISE)
+    p2 = product(parts, w2, STEPS, PRECISE)
+    p3 = product(parts, w3, STEPS, PRECISE)
+    # Rows g, g + 8 by units: 2 q, 2 q + 1 of row g are for warps 0 and 1.
+    put4(sums + (0 + warp) * 512, p0[0], p1[0], p2[0], p3[0])
+    put4(sums + (4 + warp) * 512, p0[1], p1[1], p2[1], p3[1])
+    put4(sums + (8 + warp) * 512, p0[2], p1[2], p2[2], p3[2])
+    put4(sums + (12 + warp) * 512, p0[3], p1[3], p2[3], p3[3])
+    gl.thread_barrier()
+    mine = sums + warp * 2048
+    s0, s1, s2, s3 = get4(mine), get4(mine + 512), get4(mine + 1024), get4(mine + 1536)
+    return (
+        (s0[0] + s1[0]) + (s2[0] + s3[0]), (s0[1] + s1[1]) + (s2[1] + s3[1]), (s0[2] + s1[2]) + (s2[2] + s3[2]),
+        (s0[3] + s1[3]) + (s2[3] + s3[3]),
+    )  # fmt: skip
+
+
+@gluon.jit
+def project(x, weight_ih, stride, size, T, B, H, row_a, row_b, j_out, warp, q, sums, to, PRECISE: gl.constexpr,
+            XS: gl.constexpr):  # fmt: skip
+    """W_x x_t of all input steps, to a thread's own places."""
+    k = warp * (8 * XS) + 2 * q
+    w0 = weights_of(weight_ih, H, stride, size, j_out, k, 0, XS)
+    w1 = weights_of(weight_ih, H, stride, size, j_out, k, 1, XS)
+    w2 = weights_of(weight_ih, H, stride, size, j_out, k, 2, XS)
+    w3 = weights_of(weight_ih, H, stride, size, j_out, k, 3, XS)
+    for t in range(T):
+        at = x + t * B * size
+        left = states_of(at, row_a, row_b, k, B, size)
+        for step in gl.static_range(1, XS):
+            left = left + states_of(at, row_a, row_b, k + 8 * step, B, size)
+        made = sums_of(left, w0, w1, w2, w3, sums, warp, XS, PRECISE)
+        put4(to + t * INPUT, made[0], made[1], made[2], made[3])
+        gl.thread_barrier()  # the sums have been read
+
+
+@gluon.jit
+def inputs_of(xw, kept, t, T, B, H, row, j, ok, XS: gl.constexpr):
+    """W_x x_t of the four gates; of no step that there is not."""
+    if XS > 0:
+        found = get4(kept + gl.minimum(t, T - 1) * INPUT)
+    else:
+        found = gates_of(xw + (t * B + row).to(gl.int64) * 4 * H + j, H, ok & (t < T))
+    return found
+
+
+@gluon.jit
+def read_out(mean, weight_y, bias_y, y, lengths, program, rg, warp, lane, T, B, H, RAGGED: gl.constexpr,
+             BIAS_Y: gl.constexpr, OUT: gl.constexpr, CG: gl.constexpr):  # fmt: skip
+    """The read-out of a row group, a warp for each state; zeros at padding."""
+    for first in range(0, 16 * T, 4 * CG):
+        which = first + program * 4 + warp
+        row, t = rg * 16 + which % 16, which // 16
+        ok = (t < T) & (row < B)
+        there = ok
+        if RAGGED:
+            there = ok & (t < gl.load(lengths + row, mask=ok, other=0).to(gl.int32))
+        at = mean + (t * B + row).to(gl.int64) * H
+        for o in gl.static_range(OUT):
+            total = gl.load(at + lane, mask=there & (lane < H), other=0.0) * gl.load(
+                weight_y + o * H + lane, mask=lane < H, other=0.0
+            )
+            for i in gl.static_range(1, CG // 4):
+                j = lane + 32 * i
+                w = gl.load(weight_y + o * H + j, mask=j < H, other=0.0)
+                total = total + w * gl.load(at + j, mask=there & (j < H), other=0.0)
+            total = warp_sum(total)
+            if BIAS_Y:
+                total = total + gl.load(bias_y + o)
+            gl.store(y + (t * B + row) * OUT + o, gl.where(there, total, 0.0), mask=ok & (lane == 0))
 
 
 @gluon.jit
 def halting(logit, total, n, limit, threshold, FORCED: gl.constexpr):
     """p^n, whether the row goes on, and the halting sum."""
     if FORCED:
-        return gl.where(n == limit, 1.0, 0.0), n < limit, total
-    h = sigmoid(logit)
-    going = (total + h < threshold) & (n < limit)
-    return gl.where(going, h, 1 - total), going, total + h
+        going, h = n < limit, total
+        p = gl.where(n == limit, 1.0, 0.0)
+    else:
+        h = sigmoid(logit)
+        going = (total + h < threshold) & (n < limit)
+        p = gl.where(going, h, 1 - total)
+    return p, going, total + h
 
 
 @gluon.jit
@@ -314,12 +402,14 @@ def write(ended, mean_out, h_out, c_out, steps_out, remainder, rho_out, row, j, 
 
 @gluon.jit(do_not_specialize=["T", "B", "limit"])
 def lstm_kernel(
-    xw, weight, weight_ih, ih_stride, bias_ih, bias_hh, halt, halt_bias, lengths, h_in, c_in,
-    mean_out, h_out, c_out, steps_out, remainder, rho_out, cost_out, T, B, H, limit, threshold,
-    RAGGED: gl.constexpr, BIAS: gl.constexpr, FORCED: gl.constexpr, PRECISE: gl.constexpr, CG: gl.constexpr,
+    x_in, xw, weight, weight_ih, ih_stride, bias_ih, bias_hh, halt, halt_bias, lengths, h_in, c_in, weight_y, bias_y,
+    y_out, mean_out, h_out, c_out, steps_out, remainder, rho_out, cost_out, T, B, H, limit, threshold,
+    RAGGED: gl.constexpr, BIAS: gl.constexpr, BIAS_Y: gl.constexpr, FORCED: gl.constexpr, PRECISE: gl.constexpr,
+    CG: gl.constexpr, XS: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
-    """Forward, of one network. ``xw``: W_x x_t [T, B, 4 H]; ``mean_out``: s_t [T, B, H]; of ``weight_ih``, [4 H,
-    ih_stride], the last column is the flag's."""
+    """Forward, of one network. ``xw``: W_x x_t [T, B, 4 H]; where XS > 0 it is made here, of ``x_in`` with up to 32 XS
+    features. ``mean_out``: s_t [T, B, H]; where OUT, its size, is not 0, the read-out is made, too. Of ``weight_ih``,
+    [4 H, ih_stride], the last column is the flag's."""
     STEPS: gl.constexpr = CG // 4
     program, rg = gl.program_id(0), gl.program_id(1)
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -343,10 +433,15 @@ def lstm_kernel(
     if RAGGED:
         length_a = gl.load(lengths + row_a, mask=row_a < B, other=0).to(gl.int32)
         length_b = gl.load(lengths + row_b, mask=row_b < B, other=0).to(gl.int32)
-    w0 = weights_of(weight, H, program * 8 + g, k, 0, STEPS)
-    w1 = weights_of(weight, H, program * 8 + g, k, 1, STEPS)
-    w2 = weights_of(weight, H, program * 8 + g, k, 2, STEPS)
-    w3 = weights_of(weight, H, program * 8 + g, k, 3, STEPS)
+    sums, kept, j_out = base + SUMS + lane * 16, base + INPUTS + thread * 16, program * 8 + g
+    if XS > 0:
+        project(
+            x_in, weight_ih, ih_stride, ih_stride - 1, T, B, H, row_a, row_b, j_out, warp, q, sums, kept, PRECISE, XS
+        )
+    w0 = weights_of(weight, H, H, H, j_out, k, 0, STEPS)
+    w1 = weights_of(weight, H, H, H, j_out, k, 1, STEPS)
+    w2 = weights_of(weight, H, H, H, j_out, k, 2, STEPS)
+    w3 = weights_of(weight, H, H, H, j_out, k, 3, STEPS)
     flag = gates_of(weight_ih + j * ih_stride + ih_stride - 1, H * ih_stride, j < H)
     zero = flag[0] * 0
     b0, b1, b2, b3 = zero, zero, zero, zero
@@ -371,7 +466,7 @@ def lstm_kernel(
     length = gl.where(upper, length_b, length_a)
     ended = t_a < 0, t_a, n_a, zero, zero, zero
     speaks = (program == 0) & (q == 0) & (b == 0) & (row < B)
-    x = inputs_of(xw, t_a, T, B, H, row, j, ok)
+    x = inputs_of(xw, kept, t_a, T, B, H, row, j, ok, XS)
     # Where its states and shares go to in a receiver's memory, and the receivers of a thread.
     to_state = STATES + program * 512 + warp * 128 + g * 16
     to_share = SHARES + (program * 2 + b) * HALF + a * 32 + lane % 2 * 16
@@ -379,33 +474,19 @@ def lstm_kernel(
     for step in gl.static_range(1, STEPS):
         receivers = receivers + (far(base, q * STEPS + step),)
     word = base + WORDS + warp * 4
-    sums = base + SUMS + lane * 16
     meet(thread)
 
     tick = 0
     runs = any_of(word, (t_a < length_a) | (t_b < length_b))
     while runs > 0:
         turn = tick % 2
-        # The product: a quarter of the states a warp, four numbers a thread, each for one of the warps.
-        parts = split(left, 4 * STEPS)
-        p0 = product(parts, w0, STEPS, PRECISE)
-        p1 = product(parts, w1, STEPS, PRECISE)
-        p2 = product(parts, w2, STEPS, PRECISE)
-        p3 = product(parts, w3, STEPS, PRECISE)
-        # Rows g, g + 8 by units: 2 q, 2 q + 1 of row g are for warps 0 and 1.
-        put4(sums + (0 + warp) * 512, p0[0], p1[0], p2[0], p3[0])
-        put4(sums + (4 + warp) * 512, p0[1], p1[1], p2[1], p3[1])
-        put4(sums + (8 + warp) * 512, p0[2], p1[2], p2[2], p3[2])
-        put4(sums + (12 + warp) * 512, p0[3], p1[3], p2[3], p3[3])
-        gl.thread_barrier()
-        mine = sums + warp * 2048
-        s0, s1, s2, s3 = get4(mine), get4(mine + 512), get4(mine + 1024), get4(mine + 1536)
+        made = sums_of(left, w0, w1, w2, w3, sums, warp, STEPS, PRECISE)
         n = gl.where(upper, n_b, n_a)
         first = gl.where(n == 1, 1.0, 0.0)
-        a0 = x[0] + b0 + first * flag[0] + ((s0[0] + s1[0]) + (s2[0] + s3[0]))
-        a1 = x[1] + b1 + first * flag[1] + ((s0[1] + s1[1]) + (s2[1] + s3[1]))
-        a2 = x[2] + b2 + first * flag[2] + ((s0[2] + s1[2]) + (s2[2] + s3[2]))
-        a3 = x[3] + b3 + first * flag[3] + ((s0[3] + s1[3]) + (s2[3] + s3[3]))
+        a0 = x[0] + b0 + first * flag[0] + made[0]
+        a1 = x[1] + b1 + first * flag[1] + made[1]
+        a2 = x[2] + b2 + first * flag[2] + made[2]
+        a3 = x[3] + b3 + first * flag[3] + made[3]
         c_new = sigmoid(a1) * c + sigmoid(a0) * tanh(a2)
         s = sigmoid(a3) * tanh(c_new)
 
@@ -419,7 +500,7 @@ def lstm_kernel(
         gl.inline_asm_elementwise(send, kinds, args, gl.int32, False, 1)
         # While it is on its way: what the update before left to be written, and what the next step will need.
         write(ended, mean_out, h_out, c_out, steps_out, remainder, rho_out, row, j, T, B, H, length, ok, speaks)
-        x_next = inputs_of(xw, t + 1, T, B, H, row, j, ok)
+        x_next = inputs_of(xw, kept, t + 1, T, B, H, row, j, ok, XS)
         # From everybody.
         barrier = base + turn * 8
         expect(thread, barrier, thread * 0 + CG * 640)
@@ -465,4 +546,6 @@ def lstm_kernel(
         runs = any_of(word, (t_a < length_a) | (t_b < length_b))
     write(ended, mean_out, h_out, c_out, steps_out, remainder, rho_out, row, j, T, B, H, length, ok, speaks)
     gl.store(cost_out + row, cost, mask=speaks)
-    meet(thread)  # nobody sends to a program that has ended
+    meet(thread)  # nobody sends to a program that has ended, and all see what others wrote
+    if OUT > 0:
+        read_out(mean_out, weight_y, bias_y, y_out, lengths, program, rg, warp, lane, T, B, H, RAGGED, BIAS_Y, OUT, CG)
