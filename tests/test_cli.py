@@ -263,6 +263,8 @@ def test_ctrl_c_and_the_same_command_again(home: Path, capsys: pytest.CaptureFix
     assert leave.value.code == 0
     assert "stopped by --max-minutes at iteration" in capsys.readouterr().err
     assert updates(RunFolder(home / "new")) >= done
+    main(["evaluate", "new", "--sequences", "20"])
+    assert "its training has not ended" in capsys.readouterr().out
 
 
 def test_help_needs_no_torch():

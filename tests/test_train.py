@@ -153,6 +153,12 @@ def test_max_minutes(tmp_path: Path):
     assert_same_run(folder, trained(tmp_path / "unbroken"))
 
 
+def test_a_learning_rate_that_rises_again_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for cooldown, iterations, said in ((0.0, 60, False), (0.0, 80, False), (0.5, 60, False), (0.5, 80, True)):
+        train(small(cooldown=cooldown, iterations=iterations), RunFolder(tmp_path / f"run{cooldown}"))
+        assert ("the learning rate had fallen, and rises again" in "".join(capsys.readouterr())) == said
+
+
 def test_until_error(tmp_path: Path):
     folder = RunFolder(tmp_path / "run")
     stopped = train(small(), folder, until_error=0.9)

@@ -146,6 +146,8 @@ class Evaluate:
         with waiting(f"evaluating {config.name}"):
             found = portrait(network, task, sequences=self.sequences, device=device)
         say(describe(config, found.result))
+        if folder.result() is None:
+            say("its training has not ended")
         show_curve(found.difficulty)
         for trace in found.traces[:2]:
             show_trace(trace)

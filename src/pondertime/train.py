@@ -49,6 +49,7 @@ class Session:
         self.seconds, self.warned, self.stuck = 0.0, False, 0
         self.last: dict[int, dict[str, Any]] = {}  # the last line of every network
         metrics_bytes = self.restore()
+        self.risen = self.rises_again()
         folder.write_config(config)
         write_json(folder.path / "env.json", environment(device, self.learner.backend))
         self.log_file = open_log(folder.path / "metrics.jsonl", metrics_bytes)
@@ -70,6 +71,11 @@ class Session:
             reason = " ".join(str(error).split())[:200]
             what = "its weights do not fit" if "size mismatch" in reason else "does not fit"
             raise RunError(f"{self.folder.checkpoint}: {what} the run's config ({reason})") from None
+
+    def rises_again(self) -> bool:
+        """Whether the learning rate had begun to fall, for fewer iterations than are asked for now."""
+        before, done = self.folder.config() if self.iteration else self.config, self.iteration
+        return before.rate_at(max(0, done - 1)) < self.config.rate_at(max(0, done - 1))
 
     def close(self) -> None:
         self.log_file.close()
@@ -228,6 +234,11 @@ def train(
         limits = Limits(asked, deadline, until_error, checkpoint_seconds)
         with closing(Session(config, folder, device, backend, limits)) as session:
             with session.reporter as reporter:
+                if session.risen:
+                    reporter.say(
+                        f"{config.name}: the learning rate had fallen, and rises again; "
+                        f"{config.iterations} iterations from the beginning give another network"
+                    )
                 stopped = run(session)
                 reporter.say(f"{config.name}: trained in {session.elapsed:.0f} s; evaluating")
             result = {

@@ -50,10 +50,19 @@ def overview(found: Sequence[tuple[Claim, Finding | None]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+# What a reader must know of the tables beside their commands.
+NOTES = {
+    "addition": "The networks of 218,000 updates were begun for 300,000 and shortened on the way: their learning rate "
+    "fell over the last tenth (the step in the learning curves), not the last fifth.",
+}
+
+
 def section(task: str, found: Sequence[tuple[Claim, Finding | None]], images: Path) -> str:
     """One task: the table, where its networks come from, and the figures."""
     letters: dict[str, str] = {}
     lines = [f"## {task.capitalize()}", "", f"The task, and where our setting differs: [{task}](tasks/{task}.md).", ""]
+    if task in NOTES:
+        lines += [NOTES[task], ""]
     lines += ["| claim | the paper | ours | networks | setting | figure | made with |", "|---" * 7 + "|"]
     for claim, finding in found:
         networks = setting = letter = ""
