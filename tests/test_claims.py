@@ -216,6 +216,7 @@ def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = docs / "tasks" / "parity.md"
     page.write_text("# Parity\n\n## Results beside the paper's\n\n| old |\n\n## Log\n\n- kept\n")
     (docs / "tasks" / "sort.md").write_text("# Sort\n")
+    (table.folder / "parity-note.md").write_text("What one must know.\n")
     args = ["--results", str(table.folder), "--out", str(docs / "results.md")]
     main(args)
     text = (docs / "results.md").read_text()
@@ -224,6 +225,7 @@ def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert line in text and "- A: `pondertime sweep parity | tee`, commit abc\n" in text
     assert "![parity_bar](images/parity_bar.png)" in text and "| [parity](#parity) | 14 | 1 | 0 | 0 | 13 |" in text
     assert "/tmp" not in text and str(tmp_path) not in text
+    assert "(tasks/parity.md).\n\nWhat one must know.\n\n| claim |" in text
     filled = page.read_text()
     assert "| old |" not in filled and filled.startswith("# Parity\n") and filled.endswith("\n## Log\n\n- kept\n")
     assert "| mean error without ACT | almost 40 % | 40.0 % ± 1.0 % |" in filled

@@ -74,8 +74,8 @@ class Session:
 
     def rises_again(self) -> bool:
         """Whether the learning rate had begun to fall, for fewer iterations than are asked for now."""
-        before, done = self.folder.config() if self.iteration else self.config, self.iteration
-        return before.rate_at(max(0, done - 1)) < self.config.rate_at(max(0, done - 1))
+        last = self.iteration - 1
+        return last >= 0 and self.folder.config().rate_at(last) < self.config.rate_at(last)
 
     def close(self) -> None:
         self.log_file.close()

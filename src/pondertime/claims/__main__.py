@@ -20,7 +20,7 @@ def main(args: list[str] | None = None) -> None:
     given = parser.parse_args(args)
     try:
         found = check(given.results, given.preset and check_preset(given.preset))
-        given.out.write_text(page(found, given.out.parent / "images"))
+        given.out.write_text(page(found, given.out.parent / "images", given.results))
         for task in TASK_NAMES:
             path = given.out.parent / "tasks" / f"{task}.md"
             if path.exists():

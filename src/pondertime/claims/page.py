@@ -30,9 +30,9 @@ the commit below the table.
 KINDS = ("bar", "plot", "difficulty", "sequence", "sequence_2")
 
 
-def page(found: Sequence[tuple[Claim, Finding | None]], images: Path) -> str:
-    """The whole page; ``images`` is the folder beside it."""
-    sections = [section(task, [pair for pair in found if pair[0].task == task], images) for task in TASK_NAMES]
+def page(found: Sequence[tuple[Claim, Finding | None]], images: Path, results: Path) -> str:
+    """The whole page; ``images`` is the folder beside it, ``results`` that of the tables."""
+    sections = [section(task, [pair for pair in found if pair[0].task == task], images, results) for task in TASK_NAMES]
     return "\n".join([INTRODUCTION, overview(found), *sections])
 
 
@@ -50,19 +50,13 @@ def overview(found: Sequence[tuple[Claim, Finding | None]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# What a reader must know of the tables beside their commands.
-NOTES = {
-    "addition": "The networks of 218,000 updates were begun for 300,000 and shortened on the way: their learning rate "
-    "fell over the last tenth (the step in the learning curves), not the last fifth.",
-}
-
-
-def section(task: str, found: Sequence[tuple[Claim, Finding | None]], images: Path) -> str:
+def section(task: str, found: Sequence[tuple[Claim, Finding | None]], images: Path, results: Path) -> str:
     """One task: the table, where its networks come from, and the figures."""
     letters: dict[str, str] = {}
     lines = [f"## {task.capitalize()}", "", f"The task, and where our setting differs: [{task}](tasks/{task}.md).", ""]
-    if task in NOTES:
-        lines += [NOTES[task], ""]
+    note = results / f"{task}-note.md"  # what a reader must know of the tables beside their commands
+    if note.exists():
+        lines += [note.read_text().strip(), ""]
     lines += ["| claim | the paper | ours | networks | setting | figure | made with |", "|---" * 7 + "|"]
     for claim, finding in found:
         networks = setting = letter = ""

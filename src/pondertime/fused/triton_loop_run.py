@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import GRU, KINDS, Grads, Inputs, Outputs, Rules, Update, of_stream, padded
+from pondertime.fused.common import KINDS, Grads, Inputs, Outputs, Rules, Update, of_stream, padded
 from pondertime.fused.triton_backward import backward_kernel
 from pondertime.fused.triton_forward import forward_kernel
 from pondertime.fused.triton_plan import Plan
@@ -78,9 +78,7 @@ class LoopPlan:
     def __init__(self, plan: Plan, blocks: Blocks, *, keep: bool) -> None:
         self.blocks = blocks
         self.groups, features = -(-plan.B // blocks.BR), plan.features
-        # x on the tape: its product comes with that of the states. A GRU's input sees other derivatives than its state.
-        small = plan.floating and 0 < features <= plan.H
-        self.inside = features if keep and small and plan.kind is not GRU else 0
+        self.inside = plan.taped if keep else 0
         self.extra = -(-(3 + self.inside) // 4) * 4
         # W_x x_t, where there is room for its weights beside the others.
         length = max(16 * blocks.KS, padded(features))

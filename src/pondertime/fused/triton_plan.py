@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import KINDS, Inputs, Rules, stream_of
+from pondertime.fused.common import GRU, KINDS, Inputs, Rules, stream_of
 from pondertime.fused.triton_tape import FLOAT32, HALF, TF32
 
 # What calls of a shape have in common.
@@ -37,6 +37,10 @@ class Plan:
         self.out = 0 if inputs.weight_y is None else inputs.weight_y.shape[-2]  # size of the read-out
         self.biased_out = inputs.bias_y is not None
         self.floating, self.features = inputs.x.is_floating_point(), inputs.weight_ih.shape[-1] - 1
+        # Features of x that rows of a tape can hold: its product comes with that of the states. A GRU's input sees
+        # other derivatives than its state.
+        small = self.floating and self.features <= self.H
+        self.taped = self.features if small and kind is not GRU else 0
         self.updates: int | None = None  # that the last such call needed
         self.ticks: list[int] | None = None  # and each of its networks
         self.run: Any = None  # the class that serves it

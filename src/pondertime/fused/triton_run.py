@@ -209,7 +209,7 @@ class Run:
         front, kind = plan.front, plan.kind
         products = []
         for group in used:
-            gates, prev = self.products(rows, *group)
+            gates, prev = self.factors(rows, *group)
             products.append(self.multiply(gates.transpose(-2, -1), prev))
         made = products[0] if len(products) == 1 else torch.cat(products)
 
@@ -231,7 +231,7 @@ class Run:
             part((1,), (1,), end + H), d_h, d_c,
         ]  # fmt: skip
 
-    def products(self, rows: int, first: int, end: int, some: int) -> tuple[Tensor, Tensor]:
+    def factors(self, rows: int, first: int, end: int, some: int) -> tuple[Tensor, Tensor]:
         """The derivatives, S + 1 a row or more, and prev in the first rows of the tape, of some of the networks."""
         front, E, width, wide = self.plan.front, self.E, self.H + self.extra, self.S + EXTRAS
         size, a, b = ((end - first,), (rows * wide,), (rows * width,)) if front else ((), (), ())

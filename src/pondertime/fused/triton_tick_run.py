@@ -78,8 +78,7 @@ class TickRun(Run):
         super().__init__(inputs, rules, plan, keep=keep)
         half, H = plan.half, self.H
         # x on the tape, where its rows are the products' own: no sum over the updates of a step is written down.
-        if half and keep and plan.floating and 0 < plan.features <= H and plan.kind is not GRU:
-            self.inside = plan.features
+        self.inside = plan.taped if half and keep else 0
         # Of rows that products see: the state's, and the tape's.
         self.HP = aligned(H) if half else H
         self.widths = (aligned(H + 3 + self.inside), aligned(self.S + 1)) if half else (H + EXTRAS, self.S + EXTRAS)
@@ -247,9 +246,9 @@ class TickRun(Run):
         d_c = None if i.c is None else past.clone()
         return self.by_tape(self.capacity * B, used, back.d_xw, d_h.to(i.h.dtype), d_c, x=x)
 
-    def products(self, rows: int, first: int, end: int, some: int) -> tuple[Tensor, Tensor]:
+    def factors(self, rows: int, first: int, end: int, some: int) -> tuple[Tensor, Tensor]:
         if not self.plan.half:
-            return super().products(rows, first, end, some)
+            return super().factors(rows, first, end, some)
         prev, gates = (a[first:end, :some] if self.plan.front else a[0, :some] for a in self.short_tape)
         return gates, prev
 
