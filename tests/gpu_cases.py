@@ -3,6 +3,7 @@
 Run as a script under Triton's interpreter it does so on the CPU, for small networks.
 """
 
+import copy
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -41,13 +42,15 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve_by(monkeypatch: pytest.MonkeyPatch, way: str, blocks: tuple[int, ...] | None = None) -> None:
     """Let Triton serve the fused path on any device: by the "loop" with these blocks, by "ticks", by "recorded" ones,
     or as it chooses."""
-    from pondertime.fused import triton_cluster_run, triton_loop_run, triton_plan, triton_run
+    from pondertime.fused import triton_cluster_run, triton_loop_run, triton_plan, triton_recorded, triton_run
 
     def run(inputs: Any, rules: Any, *, plain: bool, keep: bool, seen: bool = False) -> Any:
-        return triton_run.make(inputs, rules, keep=keep, seen=seen, again=way == "recorded" and keep and not seen)
+        return triton_run.make(inputs, rules, keep=keep, seen=seen)
 
     monkeypatch.setattr(function, "make_run", run)
     monkeypatch.setattr(triton_plan, "_plans", {})
+    monkeypatch.setattr(triton_recorded, "_spaces", {})
+    monkeypatch.setattr(triton_recorded, "CALLS", 1 if way == "recorded" else 10)
     if way in ("ticks", "recorded") or blocks is not None:
         cut = None if blocks is None else triton_loop_run.Blocks(*blocks)
         monkeypatch.setattr(triton_loop_run, "blocks_for", lambda *sizes: cut)
@@ -248,6 +251,40 @@ def compare_steps(
     return run
 
 
+def compare_calls(kind: str, device: str, sizes: tuple[int, int, int, int]) -> None:
+    """Plain calls of one shape one after the other, which share a recording on a GPU: each has other weights and
+    thinks for longer, two wait for their way back, one is never asked for it, one is in inference mode."""
+    from pondertime.fused import triton_recorded
+
+    triton_recorded._spaces.clear()
+    T, B, inputs, H = sizes
+    torch.manual_seed(2)
+    net = make(kind, inputs, H, max_steps=15).float().to(device)
+    net.backend, parameters = "fused", list(net.parameters())
+    for bias in (0.0, -1.0, -4.0, 0.0):
+        with torch.no_grad():
+            for p in parameters:
+                p.normal_(0, H**-0.5)
+            net.halt.weight.mul_(0.02)
+            net.halt.bias.fill_(bias)
+        truth = copy.deepcopy(net).cpu().double()
+        truth.backend = "reference"
+        x = [torch.randn(T, B, inputs) for _ in range(3)]
+        found = [net(a.to(device)) for a in x]
+        with torch.inference_mode():
+            unasked = [net(a.to(device)) for a in x]
+        for way, a in zip(found[:2], x, strict=False):
+            gradients = torch.autograd.grad(weighted(tree_map(to_cpu, tuple(way))), parameters)
+            known = torch.autograd.grad(weighted(tuple(truth(a.double()))), list(truth.parameters()))
+            assert_same([g.cpu() for g in gradients], list(known), torch.float32)
+        for way, other, a in zip(found, unasked, x, strict=True):
+            for made in (way, other):
+                assert_same(tree_map(to_cpu, tuple(made)), tuple(truth(a.double())), torch.float32)
+        del found, way
+    spaces = list(triton_recorded._spaces.values())
+    assert len(spaces) == 2 and all(s is not None and (s.ticks or device == "cpu") for s in spaces)
+
+
 def weighted_parts(tree: tuple[Tensor, ...]) -> list[Tensor]:
     """The weights that ``weighted`` gives to the tensors of a tree."""
     leaves = [torch.zeros(a.shape, dtype=torch.float64, requires_grad=True) for a in tree]
@@ -281,6 +318,8 @@ def main(kinds: list[str]) -> None:
             serve_by(patch, "recorded")
             compare(kind, (2, 3, 3, 5), "cpu", lengths=[1, 2, 2], max_steps=5)
             compare(kind, (2, 3, 3, 5), "cpu", integers=True, max_steps=5)
+            if kind in ("gru", "lstm"):
+                compare_calls(kind, "cpu", (2, 2, 3, 5))
             if kind == "lstm":
                 compare_steps(kind, "cpu", sizes=(2, 2, 5), T=2, rounds=2)
             # The interpreter's own products do not know bfloat16: the loop is compared on a GPU.

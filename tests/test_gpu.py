@@ -11,6 +11,7 @@ from compare import assert_same
 from gpu_cases import (
     KINDS,
     compare,
+    compare_calls,
     compare_half,
     compare_networks_that_differ,
     compare_stacked,
@@ -97,6 +98,17 @@ def test_what_the_kernels_project_and_read_out(kind: str, inputs: int, outputs: 
 def test_networks_that_differ(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     serve_by(monkeypatch, "recorded")
     compare_networks_that_differ(kind, "cuda")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_that_are_played(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pondertime.fused import triton_run
+
+    serve_by(monkeypatch, "recorded")
+    compare_calls(kind, "cuda", (3, 5, 4, 20))
+    monkeypatch.setattr(triton_run, "SMALL_TAPE", 0)
+    serve_by(monkeypatch, "recorded")
+    compare_calls(kind, "cuda", (5, 33, 3, 130))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -41,6 +41,7 @@ class Plan:
         # other derivatives than its state.
         small = self.floating and self.features <= self.H
         self.taped = self.features if small and kind is not GRU else 0
+        self.calls = 0  # so far, where they are counted
         self.updates: int | None = None  # that the last such call needed
         self.ticks: list[int] | None = None  # and each of its networks
         self.run: Any = None  # the class that serves it

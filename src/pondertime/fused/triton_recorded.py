@@ -1,8 +1,9 @@
-"""Training steps recorded once and played again, for networks whose every step has the same shape.
+"""Ticks recorded once and played again, for calls that come again in the same shape.
 
 Starting a product and a kernel takes the host longer than the device takes to compute them. A recording (a CUDA graph)
 holds as many calls as one likes; it needs its tensors at the same addresses every time, so they lie in a ``Space``. The
 ticks are recorded TICKS at a time; with ``RecordedRun.step`` all that comes before, between and after them is, too.
+``serve`` is for plain calls, of which a run makes one: a ``PlayedRun`` has a space that runs before it had.
 """
 
 from collections.abc import Callable
@@ -12,12 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import Grads, Inputs, Outputs
+from pondertime.fused.common import Grads, Inputs, Outputs, Rules, capturing, stream_of
+from pondertime.fused.triton_plan import Plan
 from pondertime.fused.triton_run import Run
 from pondertime.fused.triton_tick_run import TICKS, Back, TickRun, alike, block
 
 # Recordings of what is between and after the ticks, one for each number of ticks; then the oldest is given up.
 MOST_STEPS = 32
+# Which call of a plan is recorded, how many plans have a space before the oldest gives its own up, of how many numbers.
+CALLS, MOST_SPACES, MOST_NUMBERS = 10, 8, 2**28
 
 
 def rounded(ticks: int) -> int:
@@ -31,22 +35,24 @@ class Space:
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity, self.at, self.cuda = capacity, 0, device.type == "cuda"
+        self.home = stream_of(device)
         self.tensors: list[Tensor] = []
-        self.passes: dict[str, list[Tensor]] = {}
+        self.passes: dict[Any, list[Tensor]] = {}
         self.ticks: dict[Any, Any] = {}
         self.begun: Any = None  # the recording of what comes before the first tick
         self.steps: dict[Any, Any] = {}
         if self.cuda:
             self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
-    def begin(self, kind: str) -> None:
+    def begin(self, kind: Any) -> None:
         """Begin a pass; those of one kind ask for the same."""
         self.tensors, self.at = self.passes.setdefault(kind, []), 0
 
     def take(self, make: Callable[[], Tensor]) -> Tensor:
         """The next tensor: that of the pass before, or a new one."""
         if self.at == len(self.tensors):
-            self.tensors.append(make())
+            with torch.inference_mode(False):  # others than the one that makes it write to it
+                self.tensors.append(make())
         self.at += 1
         return self.tensors[self.at - 1]
 
@@ -68,6 +74,7 @@ class RecordedRun(TickRun):
 
     roomy = 64  # to record anew takes longer than most updates
     space: Any = None
+    back: tuple[Any, ...]  # what the backward pass is asked for
 
     def guess(self, rows: int) -> int:
         return self.room(super().guess(rows))
@@ -89,12 +96,16 @@ class RecordedRun(TickRun):
                 space.begun, _ = space.record(self.begin)
         self.advance()
 
+    def finish(self) -> None:
+        """A step begins with it."""
+
     def begin(self) -> None:
         self.space.begin("forward")
         super().begin()
 
     def begin_back(self, d: Grads, groups: Any, *, x: bool) -> Back:
-        self.space.begin("backward")
+        self.back = "backward", x, *(a is None for a in d)
+        self.space.begin(self.back)
         return super().begin_back(d, groups, x=x)
 
     def step(
@@ -156,7 +167,7 @@ class RecordedRun(TickRun):
 
     def repeat(self, kind: Any, wanted: list[int], tick: Callable[[int], None]) -> None:
         """As many ticks more as fill the last recording do nothing; networks at the end that are done are left out."""
-        size = block(self.E)
+        size, kind = block(self.E), self.back if kind == "backward" else kind
 
         def ticks(first: int) -> None:
             for _ in range(TICKS):
@@ -172,3 +183,66 @@ class RecordedRun(TickRun):
             ticks(first)  # this also builds the kernels
             if self.space.cuda:
                 self.space.ticks[kind, first], _ = self.space.record(lambda first=first: ticks(first))
+
+
+# Spaces of plain calls; None while a run has it.
+_spaces: dict[Plan, Space | None] = {}
+
+
+class PlayedRun(RecordedRun):
+    """A plain call by recorded ticks, in a space of its plan; what the caller gets is his own."""
+
+    roomy = 1
+
+    def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, space: Space | None) -> None:
+        self.space, self.plan = space, plan
+        super().__init__(inputs, rules, plan, keep=keep)
+
+    def __del__(self) -> None:
+        if self.plan in _spaces:
+            _spaces[self.plan] = self.space
+
+    def guess(self, rows: int) -> int:
+        return super().guess(rows) if self.space is None else self.space.capacity
+
+    def forward(self) -> None:
+        if self.space is None or self.space.capacity != self.capacity:
+            self.space = Space(self.capacity, self.device)
+        self.begin()
+        self.advance()
+
+    def finish(self) -> None:
+        TickRun.finish(self)
+
+    def whole(self) -> Outputs:
+        made = zip(super().whole(), self.results, strict=True)
+        own: Any = (a.clone() if a is kept and a is not None else a for a, kept in made)
+        return Outputs(*own)
+
+    def repeat(self, kind: Any, wanted: list[int], tick: Callable[[int], None]) -> None:
+        """What does not fill a recording is started while the recordings run."""
+        ticks, rest = divmod(max(wanted), TICKS)
+        super().repeat(kind, [ticks * TICKS] * self.E, tick)
+        for _ in range(rest):
+            tick(self.E)
+
+
+def serve(inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> TickRun:
+    """A plain call by ticks: by recorded ones where calls of its shape came often enough, and no other run has them."""
+    stream = stream_of(plan.device)
+    plan.calls += 1
+    space = _spaces.get(plan)
+    first = plan.calls == CALLS and numbers(plan, keep=keep) <= MOST_NUMBERS
+    there = first or (space is not None and space.home == stream)
+    if not there or seen or capturing(stream):
+        return TickRun(inputs, rules, plan, keep=keep, seen=seen)
+    if first and len(_spaces) >= MOST_SPACES:
+        del _spaces[next(iter(_spaces))]
+    _spaces[plan] = None
+    return PlayedRun(inputs, rules, plan, keep=keep, space=space)
+
+
+def numbers(plan: Plan, *, keep: bool) -> int:
+    """About how many numbers a space of a plan has."""
+    ticks = 2 * (plan.updates or 0) if keep else 0
+    return plan.E * plan.B * plan.H * (plan.T * plan.kind.gates + ticks * (plan.kind.slots + plan.kind.leaves))

@@ -299,7 +299,7 @@ def make(inputs: Inputs, rules: Rules, *, keep: bool, seen: bool = False, again:
 
 def choose(plan: Plan, *, keep: bool) -> None:
     """Decide how calls of a plan are served: by the loop where its weights fit, else by ticks."""
-    from pondertime.fused import triton_cluster_run, triton_loop_run, triton_recorded, triton_tick_run
+    from pondertime.fused import triton_cluster_run, triton_loop_run, triton_recorded
 
     size = None if keep else triton_cluster_run.cluster_for(plan)
     if size is not None:
@@ -308,7 +308,7 @@ def choose(plan: Plan, *, keep: bool) -> None:
         return
     blocks = triton_loop_run.blocks_for(plan.device, plan.E, plan.B, plan.H, plan.kind.gates, plan.precision)
     if blocks is None:
-        plan.run, plan.recorded = triton_tick_run.TickRun, triton_recorded.RecordedRun
+        plan.run, plan.recorded = triton_recorded.serve, triton_recorded.RecordedRun
         return
     plan.cut = triton_loop_run.LoopPlan(plan, blocks, keep=keep)
     plan.run = plan.recorded = triton_loop_run.LoopRun

@@ -70,6 +70,7 @@ class TickRun(Run):
     """One product and one launch for each tick and direction."""
 
     results: Outputs  # with the mean state in place of the read-out
+    out: Any  # with the read-out
     tick: Callable[[int], None]  # makes one of the first networks
     report: Tensor  # the ticks that each row needed, on the host, where the device writes them
     needed: list[int]  # and each network
@@ -93,7 +94,6 @@ class TickRun(Run):
         if self.keep:
             self.capacity = self.guess(self.B)
         self.complete()
-        self.out: Any = self.whole()
 
     def complete(self) -> None:
         """A forward pass; again, if the tape was too short for it."""
@@ -106,6 +106,10 @@ class TickRun(Run):
     def whole(self) -> Outputs:
         """The results with the read-out."""
         return self.read(self.results) if self.plan.out else self.results
+
+    def finish(self) -> None:
+        """Start what comes after the last tick, though there may be more of them."""
+        self.out = self.whole().whole()
 
     def fixed(self, a: Any) -> Any:
         """What the kernels read of a tensor."""
@@ -190,6 +194,7 @@ class TickRun(Run):
         wanted, seen = self.plan.ticks or [self.T] * self.E, self.report.view(self.E, self.B)
         while True:
             self.repeat("forward", wanted, self.tick)
+            self.finish()  # while the ticks are made
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
             if int(seen.min()) > 0:
