@@ -49,7 +49,7 @@ def serve_by(monkeypatch: pytest.MonkeyPatch, way: str, blocks: tuple[int, ...] 
 
     monkeypatch.setattr(function, "make_run", run)
     monkeypatch.setattr(triton_plan, "_plans", {})
-    monkeypatch.setattr(triton_recorded, "_spaces", {})
+    monkeypatch.setattr(triton_recorded, "_held", {})
     monkeypatch.setattr(triton_recorded, "CALLS", 1 if way == "recorded" else 10)
     if way in ("ticks", "recorded") or blocks is not None:
         cut = None if blocks is None else triton_loop_run.Blocks(*blocks)
@@ -256,7 +256,7 @@ def compare_calls(kind: str, device: str, sizes: tuple[int, int, int, int]) -> N
     thinks for longer, two wait for their way back, one is never asked for it, one is in inference mode."""
     from pondertime.fused import triton_recorded
 
-    triton_recorded._spaces.clear()
+    triton_recorded._held.clear()
     T, B, inputs, H = sizes
     torch.manual_seed(2)
     net = make(kind, inputs, H, max_steps=15).float().to(device)
@@ -281,8 +281,8 @@ def compare_calls(kind: str, device: str, sizes: tuple[int, int, int, int]) -> N
             for made in (way, other):
                 assert_same(tree_map(to_cpu, tuple(made)), tuple(truth(a.double())), torch.float32)
         del found, way
-    spaces = list(triton_recorded._spaces.values())
-    assert len(spaces) == 2 and all(s is not None and (s.ticks or device == "cpu") for s in spaces)
+    spaces = [space for plan in triton_recorded._held for space in plan.spaces]
+    assert len(spaces) == 2 and all(space.ticks or device == "cpu" for space in spaces)
 
 
 def weighted_parts(tree: tuple[Tensor, ...]) -> list[Tensor]:

@@ -141,7 +141,8 @@ class Session:
         for e, iterations, _, _ in intervals:
             if not math.isfinite(self.last[e]["loss"]):
                 self.learner.fail(e, iterations)
-        going = [line for e, line in self.last.items() if e not in self.learner.failed]
+        failed = self.learner.failed
+        going = [line for e, line in self.last.items() if e not in failed]
         if not going:
             return None
         means = {k: sum(line[k] for line in going) / len(going) for k in ("loss", "error", "steps", "at_max")}

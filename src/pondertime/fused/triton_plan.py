@@ -42,6 +42,7 @@ class Plan:
         small = self.floating and self.features <= self.H
         self.taped = self.features if small and kind is not GRU else 0
         self.calls = 0  # so far, where they are counted
+        self.spaces: list[Any] = []  # for calls that are recorded, when no run has them
         self.updates: int | None = None  # that the last such call needed
         self.ticks: list[int] | None = None  # and each of its networks
         self.run: Any = None  # the class that serves it

@@ -8,6 +8,7 @@ ticks are recorded TICKS at a time; with ``RecordedRun.step`` all that comes bef
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from pondertime.fused.triton_tick_run import TICKS, Back, TickRun, alike, block
 
 # Recordings of what is between and after the ticks, one for each number of ticks; then the oldest is given up.
 MOST_STEPS = 32
-# Which call of a plan is recorded, how many plans have a space before the oldest gives its own up, of how many numbers.
-CALLS, MOST_SPACES, MOST_NUMBERS = 10, 8, 2**28
+# Which plain call of a plan is recorded, and the part of a device's memory that spaces of plain calls may have in all.
+CALLS, PART = 10, 1 / 32
 
 
 def rounded(ticks: int) -> int:
@@ -185,8 +186,8 @@ class RecordedRun(TickRun):
                 self.space.ticks[kind, first], _ = self.space.record(lambda first=first: ticks(first))
 
 
-# Spaces of plain calls; None while a run has it.
-_spaces: dict[Plan, Space | None] = {}
+# The plans of plain calls that have a space, and its bytes; the oldest gives its own up for others.
+_held: dict[Plan, int] = {}
 
 
 class PlayedRun(RecordedRun):
@@ -199,8 +200,8 @@ class PlayedRun(RecordedRun):
         super().__init__(inputs, rules, plan, keep=keep)
 
     def __del__(self) -> None:
-        if self.plan in _spaces:
-            _spaces[self.plan] = self.space
+        if self.plan in _held and self.space is not None:
+            self.plan.spaces.append(self.space)
 
     def guess(self, rows: int) -> int:
         return super().guess(rows) if self.space is None else self.space.capacity
@@ -231,18 +232,36 @@ def serve(inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = 
     """A plain call by ticks: by recorded ones where calls of its shape came often enough, and no other run has them."""
     stream = stream_of(plan.device)
     plan.calls += 1
-    space = _spaces.get(plan)
-    first = plan.calls == CALLS and numbers(plan, keep=keep) <= MOST_NUMBERS
-    there = first or (space is not None and space.home == stream)
-    if not there or seen or capturing(stream):
-        return TickRun(inputs, rules, plan, keep=keep, seen=seen)
-    if first and len(_spaces) >= MOST_SPACES:
-        del _spaces[next(iter(_spaces))]
-    _spaces[plan] = None
-    return PlayedRun(inputs, rules, plan, keep=keep, space=space)
+    if not seen and not capturing(stream):
+        if plan.calls == CALLS and hold(plan, keep=keep):
+            return PlayedRun(inputs, rules, plan, keep=keep, space=None)
+        try:
+            space = plan.spaces.pop()  # nobody else has it now
+        except IndexError:
+            space = None
+        if space is not None and space.home == stream:
+            return PlayedRun(inputs, rules, plan, keep=keep, space=space)
+        if space is not None:
+            plan.spaces.append(space)
+    return TickRun(inputs, rules, plan, keep=keep, seen=seen)
 
 
-def numbers(plan: Plan, *, keep: bool) -> int:
-    """About how many numbers a space of a plan has."""
+def hold(plan: Plan, *, keep: bool) -> bool:
+    """Whether a plan may have a space."""
+    room = int(PART * memory(plan.device))
     ticks = 2 * (plan.updates or 0) if keep else 0
-    return plan.E * plan.B * plan.H * (plan.T * plan.kind.gates + ticks * (plan.kind.slots + plan.kind.leaves))
+    numbers = plan.T * plan.kind.gates + ticks * (plan.kind.slots + plan.kind.leaves)
+    size = 4 * plan.E * plan.H * (plan.B * numbers + plan.P)
+    if size > room:
+        return False
+    for other in [p for p in _held if p.device == plan.device]:
+        if sum(each for p, each in _held.items() if p.device == plan.device) + size > room:
+            del _held[other]
+            other.spaces.clear()
+    _held[plan] = size
+    return True
+
+
+@cache
+def memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 2**34
