@@ -41,7 +41,7 @@ class Plan:
         # other derivatives than its state.
         small = self.floating and self.features <= self.H
         self.taped = self.features if small and kind is not GRU else 0
-        self.calls = 0  # so far, where they are counted
+        self.calls, self.due = 0, 0  # calls since the last recording was asked for, and at which it is (0: the first)
         self.spaces: list[Any] = []  # for calls that are recorded, when no run has them
         self.updates: int | None = None  # that the last such call needed
         self.ticks: list[int] | None = None  # and each of its networks

@@ -6,23 +6,28 @@ ticks are recorded TICKS at a time; with ``RecordedRun.step`` all that comes bef
 ``serve`` is for plain calls, of which a run makes one: a ``PlayedRun`` has a space that runs before it had.
 """
 
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from pondertime.fused.common import Grads, Inputs, Outputs, Rules, capturing, stream_of
 from pondertime.fused.triton_plan import Plan
-from pondertime.fused.triton_run import Run
+from pondertime.fused.triton_run import Run, is_small
 from pondertime.fused.triton_tick_run import TICKS, Back, TickRun, alike, block
 
 # Recordings of what is between and after the ticks, one for each number of ticks; then the oldest is given up.
 MOST_STEPS = 32
-# Which plain call of a plan is recorded, and the part of a device's memory that spaces of plain calls may have in all.
-CALLS, PART = 10, 1 / 32
+# Which plain call of a plan is recorded; how many times as many it takes to be recorded again where that was given up;
+# the part of a device's memory that spaces of plain calls may have in all.
+CALLS, LATER, PART = 10, 8, 1 / 32
+# There is one recording at a time, in a process.
+_recording = threading.RLock()
 
 
 def rounded(ticks: int) -> int:
@@ -37,6 +42,7 @@ class Space:
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity, self.at, self.cuda = capacity, 0, device.type == "cuda"
         self.home = stream_of(device)
+        self.bytes = 0
         self.tensors: list[Tensor] = []
         self.passes: dict[Any, list[Tensor]] = {}
         self.ticks: dict[Any, Any] = {}
@@ -44,6 +50,7 @@ class Space:
         self.steps: dict[Any, Any] = {}
         if self.cuda:
             self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+            self.tick_pool = torch.cuda.graph_pool_handle()
 
     def begin(self, kind: Any) -> None:
         """Begin a pass; those of one kind ask for the same."""
@@ -54,18 +61,26 @@ class Space:
         if self.at == len(self.tensors):
             with torch.inference_mode(False):  # others than the one that makes it write to it
                 self.tensors.append(make())
+            self.bytes += self.tensors[-1].nbytes
         self.at += 1
         return self.tensors[self.at - 1]
 
-    def record(self, call: Callable[[], Any]) -> tuple[Any, Any]:
+    def record(self, call: Callable[[], Any], *, ticks: bool = False) -> tuple[Any, Any]:
         """A recording of a call that was made before, and what it returns.
 
-        All share a pool, though they are played in any order: what one leaves for another is kept, and nothing but
-        ticks, which take no memory, is played in between.
+        All but ticks share a pool, though they are played in any order: what one leaves for another is kept, and
+        nothing but ticks is played in between. A library's products write to a workspace that torch keeps for a stream
+        (which others may have): it must be one of this pool, and nobody else's.
         """
-        recording = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recording, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            made = call()
+        recording, pool = torch.cuda.CUDAGraph(), self.tick_pool if ticks else self.pool
+        with _recording, torch.cuda.stream(torch.cuda.current_stream(self.stream.device)):
+            torch.cuda.synchronize(self.stream.device)
+            torch._C._cuda_clearCublasWorkspaces()
+            try:
+                with torch.cuda.graph(recording, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
+                    made = call()
+            finally:
+                torch._C._cuda_clearCublasWorkspaces()
         return recording, made
 
 
@@ -73,6 +88,7 @@ class RecordedRun(TickRun):
     """A run by recorded ticks, which can make any number of steps of its networks: its tensors stay, what they hold
     changes."""
 
+    lasting = True
     roomy = 64  # to record anew takes longer than most updates
     space: Any = None
     back: tuple[Any, ...]  # what the backward pass is asked for
@@ -97,15 +113,12 @@ class RecordedRun(TickRun):
                 space.begun, _ = space.record(self.begin)
         self.advance()
 
-    def finish(self) -> None:
-        """A step begins with it."""
-
     def begin(self) -> None:
         self.space.begin("forward")
         super().begin()
 
     def begin_back(self, d: Grads, groups: Any, *, x: bool) -> Back:
-        self.back = "backward", x, *(a is None for a in d)
+        self.back = "backward", x, torch.backends.cuda.matmul.fp32_precision, *(a is None for a in d)
         self.space.begin(self.back)
         return super().begin_back(d, groups, x=x)
 
@@ -183,16 +196,17 @@ class RecordedRun(TickRun):
                 continue
             ticks(first)  # this also builds the kernels
             if self.space.cuda:
-                self.space.ticks[kind, first], _ = self.space.record(lambda first=first: ticks(first))
+                self.space.ticks[kind, first], _ = self.space.record(lambda first=first: ticks(first), ticks=True)
 
 
-# The plans of plain calls that have a space, and its bytes; the oldest gives its own up for others.
-_held: dict[Plan, int] = {}
+# The plans of plain calls that have a space, and its bytes; the one that was used least lately gives its own up.
+_held: WeakKeyDictionary[Plan, int] = WeakKeyDictionary()
 
 
 class PlayedRun(RecordedRun):
     """A plain call by recorded ticks, in a space of its plan; what the caller gets is his own."""
 
+    lasting = False
     roomy = 1
 
     def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, space: Space | None) -> None:
@@ -200,7 +214,8 @@ class PlayedRun(RecordedRun):
         super().__init__(inputs, rules, plan, keep=keep)
 
     def __del__(self) -> None:
-        if self.plan in _held and self.space is not None:
+        if self.space is not None and _held.pop(self.plan, None) is not None:
+            _held[self.plan] = self.space.bytes  # as the last one
             self.plan.spaces.append(self.space)
 
     def guess(self, rows: int) -> int:
@@ -212,9 +227,6 @@ class PlayedRun(RecordedRun):
         self.begin()
         self.advance()
 
-    def finish(self) -> None:
-        TickRun.finish(self)
-
     def whole(self) -> Outputs:
         made = zip(super().whole(), self.results, strict=True)
         own: Any = (a.clone() if a is kept and a is not None else a for a, kept in made)
@@ -223,7 +235,13 @@ class PlayedRun(RecordedRun):
     def repeat(self, kind: Any, wanted: list[int], tick: Callable[[int], None]) -> None:
         """What does not fill a recording is started while the recordings run."""
         ticks, rest = divmod(max(wanted), TICKS)
-        super().repeat(kind, [ticks * TICKS] * self.E, tick)
+        try:
+            super().repeat(kind, [ticks * TICKS] * self.E, tick)
+        except RuntimeError:
+            # Another thread does what must not be done while anything is recorded: without recordings, then. More
+            # ticks than are wanted do nothing.
+            _held.pop(self.plan, None)
+            rest = max(wanted)
         for _ in range(rest):
             tick(self.E)
 
@@ -231,35 +249,40 @@ class PlayedRun(RecordedRun):
 def serve(inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> TickRun:
     """A plain call by ticks: by recorded ones where calls of its shape came often enough, and no other run has them."""
     stream = stream_of(plan.device)
-    plan.calls += 1
-    if not seen and not capturing(stream):
-        if plan.calls == CALLS and hold(plan, keep=keep):
-            return PlayedRun(inputs, rules, plan, keep=keep, space=None)
-        try:
-            space = plan.spaces.pop()  # nobody else has it now
-        except IndexError:
-            space = None
-        if space is not None and space.home == stream:
-            return PlayedRun(inputs, rules, plan, keep=keep, space=space)
-        if space is not None:
-            plan.spaces.append(space)
-    return TickRun(inputs, rules, plan, keep=keep, seen=seen)
+    if seen or capturing(stream):
+        return TickRun(inputs, rules, plan, keep=keep, seen=seen)
+    if plan not in _held:
+        plan.calls += 1
+        if plan.calls == (plan.due or CALLS):
+            plan.calls, plan.due = 0, LATER * (plan.due or CALLS)
+            if hold(plan, keep=keep):
+                return PlayedRun(inputs, rules, plan, keep=keep, space=None)
+    try:
+        space = plan.spaces.pop()  # nobody else has it now
+    except IndexError:
+        return TickRun(inputs, rules, plan, keep=keep)
+    if space.home != stream:
+        _held.pop(plan, None)
+        return TickRun(inputs, rules, plan, keep=keep)
+    return PlayedRun(inputs, rules, plan, keep=keep, space=space)
 
 
 def hold(plan: Plan, *, keep: bool) -> bool:
-    """Whether a plan may have a space."""
+    """Whether a plan may have a space; others may have to give up theirs."""
     room = int(PART * memory(plan.device))
-    ticks = 2 * (plan.updates or 0) if keep else 0
-    numbers = plan.T * plan.kind.gates + ticks * (plan.kind.slots + plan.kind.leaves)
+    most = plan.T * plan.limit if is_small(plan, plan.B) else 2 * (plan.updates or 0)
+    numbers = plan.T * plan.kind.gates + (most * (plan.kind.slots + plan.kind.leaves) if keep else 0)
     size = 4 * plan.E * plan.H * (plan.B * numbers + plan.P)
-    if size > room:
-        return False
-    for other in [p for p in _held if p.device == plan.device]:
-        if sum(each for p, each in _held.items() if p.device == plan.device) + size > room:
-            del _held[other]
-            other.spaces.clear()
-    _held[plan] = size
-    return True
+    with _recording:
+        others = {p: each for p, each in _held.items() if p.device == plan.device}
+        if size <= room:
+            while sum(others.values()) + size > room:
+                oldest = next(iter(others))
+                del others[oldest]
+                _held.pop(oldest, None)
+                oldest.spaces.clear()
+            _held[plan] = size
+        return size <= room
 
 
 @cache

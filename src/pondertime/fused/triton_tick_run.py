@@ -74,6 +74,7 @@ class TickRun(Run):
     tick: Callable[[int], None]  # makes one of the first networks
     report: Tensor  # the ticks that each row needed, on the host, where the device writes them
     needed: list[int]  # and each network
+    lasting: bool = False  # whether it makes steps after the first
 
     def __init__(self, inputs: Inputs, rules: Rules, plan: Plan, *, keep: bool, seen: bool = False) -> None:
         super().__init__(inputs, rules, plan, keep=keep)
@@ -94,6 +95,8 @@ class TickRun(Run):
         if self.keep:
             self.capacity = self.guess(self.B)
         self.complete()
+        if not self.lasting:
+            del self.results, self.tick  # they hold what the caller gets, which holds this run
 
     def complete(self) -> None:
         """A forward pass; again, if the tape was too short for it."""
@@ -106,10 +109,6 @@ class TickRun(Run):
     def whole(self) -> Outputs:
         """The results with the read-out."""
         return self.read(self.results) if self.plan.out else self.results
-
-    def finish(self) -> None:
-        """Start what comes after the last tick, though there may be more of them."""
-        self.out = self.whole().whole()
 
     def fixed(self, a: Any) -> Any:
         """What the kernels read of a tensor."""
@@ -176,7 +175,7 @@ class TickRun(Run):
         @cache
         def start(first: int) -> Callable[[], None]:
             return plan.starter(
-                tick_forward, (B, first, 1), meta, (flag, *users), made, xw, flag, *users,
+                tick_forward, (B, first, 1), meta, (flag, *users, x_in), made, xw, flag, *users,
                 *out[:5], work, short, tape, x_in, short_tape[0], counts, report,
                 E, T, B, plan.limit, plan.threshold, capacity, **launch,
             )  # fmt: skip
@@ -193,10 +192,13 @@ class TickRun(Run):
         """Ticks until no row runs."""
         wanted, seen = self.plan.ticks or [self.T] * self.E, self.report.view(self.E, self.B)
         while True:
-            self.repeat("forward", wanted, self.tick)
-            self.finish()  # while the ticks are made
-            if self.device.type == "cuda":
-                torch.cuda.current_stream().synchronize()
+            try:
+                self.repeat("forward", wanted, self.tick)
+                if not self.lasting:
+                    self.out = self.whole().whole()  # while the ticks are made, though there may be more of them
+            finally:
+                if self.device.type == "cuda":
+                    torch.cuda.current_stream().synchronize()  # nobody writes to the report after this
             if int(seen.min()) > 0:
                 break
             wanted = torch.where(seen.amin(1) > 0, 0, TICKS).tolist()
