@@ -368,17 +368,19 @@ def parse(args: list[str]) -> Any:
     except SystemExit as leave:
         if leave.code:
             command = f"pondertime {args[0]}" if args[0] in COMMANDS else "pondertime"
-            fail(f"{squeeze(caught.getvalue())}; see {command} --help", 2)
+            fail(f"{squeeze(caught.getvalue(), command)}; see {command} --help", 2)
         raise
 
 
-def squeeze(box: str) -> str:
-    """What tyro says is wrong, without its box, title and help."""
+def squeeze(box: str, command: str) -> str:
+    """What tyro says is wrong, without its box, title and help, and which options of the command may be meant."""
     text = re.sub("[│╭╮╰╯]", "", box).replace("─", "-")
     parts = [" ".join(part.split()) for part in re.split("-{5,}", text)]
     said = parts[1].removeprefix("Error parsing ").removesuffix(" Expected 1 values.").removesuffix(" (required)")
-    meant = re.findall("Perhaps you meant: (--[a-z-]+)", " ".join(parts))
-    return said.removesuffix(".") + "".join(f"; perhaps you meant {name}" for name in meant)
+    said = re.sub(r" \(applied to [^)]*\)| Arguments are applied to .*", "", said)
+    hints = re.findall("(--[a-z0-9-]+)(.*?)(?= --|$)", " ".join(parts[2:]).replace(f"in {command} --help", "HERE"))
+    meant = " or ".join(dict.fromkeys(name for name, text in hints if "HERE" in text))
+    return said.removesuffix(".") + (f"; perhaps you meant {meant}" if meant else "")
 
 
 def fail(message: str, code: int = 1) -> None:
