@@ -1,6 +1,6 @@
 """What the paper says of addition."""
 
-from pondertime.claims.evidence import Evidence, Finding, error, linearity, measured, nearest, rows
+from pondertime.claims.evidence import Evidence, Finding, error, linearity, measured, nearest, rows, straight
 from pondertime.claims.shared import slopes_of
 from pondertime.claims.words import about, number, percent, spread_out
 from pondertime.results import SequenceTrace
@@ -16,12 +16,8 @@ def without_act(e: Evidence) -> Finding | None:
 
 def linear_in_digits(e: Evidence) -> Finding | None:
     """Ponder is about linear in the number of digits for most networks."""
-    used, found = measured(rows(e.act), lambda row: linearity(e, row))
-    if not used:
-        return None
-    straight = sum(r > 0.95 for r in found)
-    text = f"a linear correlation of {number(summary(found))}, above 0.95 in {straight} of {len(used)} networks"
-    return Finding(straight > len(used) / 2, text, used)
+    used = measured(rows(e.act), lambda row: linearity(e, row))[0]
+    return Finding(*straight(e, used), used) if used else None
 
 
 def slope_at_highest(e: Evidence) -> Finding | None:
@@ -42,7 +38,8 @@ def at_least_the_digits(e: Evidence) -> Finding | None:
         return None
     used, shares = measured(group.rows, lambda row: share_above(e.traces.get(row.key, [])))
     s = summary(shares)
-    text = f"in {percent(s)} of the steps from the second on (tau {group.tau:g})"
+    some = len(e.traces[used[0].key])
+    text = f"in {percent(s)} of the steps from the second on, in {some} sequences a network (tau {group.tau:g})"
     return Finding(s.mean >= 0.8, text, used)
 
 

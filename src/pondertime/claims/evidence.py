@@ -30,6 +30,10 @@ from pondertime.results import (
 from pondertime.results.select import Group, MissingResults, Summary, groups, summary, value
 
 
+# "About linear" is a correlation above this.
+STRAIGHT = 0.95
+
+
 class Evidence(NamedTuple):
     """The stored networks of a task: those of one preset, and apart those of several workers."""
 
@@ -172,6 +176,14 @@ def linearity(e: Evidence, row: Row) -> float | None:
     if line is None:
         return None
     return float(np.corrcoef(*line)[0, 1]) if line[1].std() > 0 else 0.0
+
+
+def straight(e: Evidence, chosen: Sequence[Row]) -> tuple[bool, str]:
+    """Whether ponder is about linear in the difficulty in most networks, and the numbers."""
+    found = measured(chosen, lambda row: linearity(e, row))[1]
+    many, s = sum(r > STRAIGHT for r in found), summary(found)
+    text = f"a linear correlation of {s.mean:.2f} ± {s.error:.2f}, above {STRAIGHT} in {many} of {len(found)} networks"
+    return many > len(found) / 2, text
 
 
 def measured(chosen: Iterable[Row], number: Callable[[Row], float | None]) -> tuple[list[Row], list[float]]:

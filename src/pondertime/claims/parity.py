@@ -9,11 +9,11 @@ from pondertime.claims.evidence import (
     difficulty,
     error,
     highest,
-    linearity,
     lowest,
     measured,
     rows,
     slope,
+    straight,
     successful,
     unsolved,
 )
@@ -29,10 +29,10 @@ def grows_with_difficulty(e: Evidence) -> Finding | None:
     used, slopes = measured(rows(successful(e)), lambda row: slope(e, row))
     if not used:
         return unsolved(e)
-    s, r = summary(slopes), summary(measured(used, lambda row: linearity(e, row))[1])
+    s, (linear, correlation) = summary(slopes), straight(e, used)
     rising = sum(v > 0 for v in slopes)
-    text = f"{number(s, 4)} steps a bit, rising in {rising} of {len(used)} networks; linear correlation {number(r)}"
-    return Finding(s.mean > 2 * s.error and r.mean > 0.8, text, used)
+    text = f"{number(s, 4)} steps a bit, rising in {rising} of {len(used)} networks; {correlation}"
+    return Finding(s.mean > 2 * s.error and linear, text, used)
 
 
 def jumps_after_half(e: Evidence) -> Finding | None:

@@ -1,6 +1,7 @@
 """What the paper says of sort."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,14 +25,26 @@ def best_error(e: Evidence) -> Finding | None:
     return Finding(about(error(best), 0.06), f"{percent(error(best))} at tau {best.tau:g}", best.rows)
 
 
+def gain(e: Evidence) -> Finding | None:
+    """The error at the best tau is about half of that without ACT."""
+    best = best_group(e)
+    if best is None or not e.without:
+        return None
+    s = quotient(error(best), error(e.without))
+    return Finding(about(s, 0.5), f"{number(s)} of it at tau {best.tau:g}", [*best.rows, *e.without])
+
+
+def quotient(a: Summary, b: Summary) -> Summary:
+    ratio = a.mean / b.mean
+    return Summary(ratio, ratio * math.hypot(a.error / a.mean, b.error / b.mean))
+
+
 def computation(e: Evidence) -> Finding | None:
     """The best networks make about 9 times as many updates as those without ACT."""
     best = best_group(e)
     if best is None or not e.without:
         return None
-    a, b = steps(best), steps(e.without)
-    ratio = a.mean / b.mean
-    s = Summary(ratio, ratio * math.hypot(a.error / a.mean, b.error / b.mean))
+    s = quotient(steps(best), steps(e.without))
     return Finding(about(s, 9), f"{number(s, 1)} times at tau {best.tau:g}", [*best.rows, *e.without])
 
 
@@ -84,17 +97,27 @@ def spike(e: Evidence) -> Finding | None:
     return Finding(s.mean <= 2 and height.mean >= 2, text, used)
 
 
-def spike_grows(e: Evidence) -> Finding | None:
-    """The spike is higher in longer sequences."""
+def compared(e: Evidence, number_of: Callable[[SequenceTrace], float], sign: int, name: str) -> Finding | None:
+    """Whether a number is larger (sign 1) or smaller (-1) in the longest sequence than in the shortest."""
     group = shown(e)
     if group is None:
         return None
-    used, higher = measured(group.rows, lambda row: growth(e.traces.get(row.key, [])))
+    used, more = measured(group.rows, lambda row: growth(e.traces.get(row.key, []), number_of))
     if not used:
         return None
-    s = summary(higher)
-    text = f"{number(s, 1)} more rho at the peak of the longest sequence than of the shortest (tau {group.tau:g})"
-    return Finding(s.mean > 2 * s.error, text, used)
+    s = summary(more)
+    text = f"{number(s, 1)} more rho {name} of the longest sequence than of the shortest (tau {group.tau:g})"
+    return Finding(sign * s.mean > 2 * s.error, text, used)
+
+
+def spike_grows(e: Evidence) -> Finding | None:
+    """The spike is higher in longer sequences."""
+    return compared(e, lambda sequence: max(sequence.rho), 1, "at the peak")
+
+
+def average_falls(e: Evidence) -> Finding | None:
+    """Yet the average over a sequence is lower."""
+    return compared(e, lambda sequence: float(np.mean(sequence.rho)), -1, "a step")
 
 
 def mean_of(number_of, sequences: list[SequenceTrace]) -> float | None:
@@ -110,8 +133,8 @@ def prominence(sequence: SequenceTrace) -> float:
     return max(sequence.rho) / float(np.median(sequence.rho))
 
 
-def growth(sequences: list[SequenceTrace]) -> float | None:
+def growth(sequences: list[SequenceTrace], number_of: Callable[[SequenceTrace], float]) -> float | None:
     ordered = sorted(sequences, key=lambda sequence: len(sequence.rho))
     if not ordered or len(ordered[0].rho) == len(ordered[-1].rho):
         return None
-    return max(ordered[-1].rho) - max(ordered[0].rho)
+    return number_of(ordered[-1]) - number_of(ordered[0])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pondertime.claims.evidence import Evidence, Finding, error, measured, nearest, rows, steps
+from pondertime.claims.shared import order
 from pondertime.claims.words import above, number
 from pondertime.results import Boundary, CharacterClass, Row
 from pondertime.results.select import Group, Summary, summary
@@ -28,8 +29,9 @@ def similar_bits(e: Evidence) -> Finding | None:
     return Finding(all(abs(error(g).mean / plain.mean - 1) <= SIMILAR for g in e.act), text, used)
 
 
-def data_efficiency(e: Evidence) -> Finding | None:
-    """At equal updates the bits per character are lower with ACT, averaged over the training after its first fifth."""
+def gains(e: Evidence) -> tuple[dict[Row, float], int] | None:
+    """How many bits per character networks are below those without ACT at equal updates, averaged over the training
+    after its first fifth, and up to which update."""
     plain = [e.curves[row.key] for row in e.without if row.key in e.curves]
     acts = [row for row in rows(e.act) if row.key in e.curves]
     if not plain or not acts:
@@ -42,13 +44,30 @@ def data_efficiency(e: Evidence) -> Finding | None:
         curve = e.curves[row.key]
         return float((without - np.interp(at, curve.updates, curve.bpc)).mean())
 
-    gains = {
-        group.tau: summary(gain(r) for r in group.rows if r in acts) for group in e.act if set(group.rows) & {*acts}
-    }
-    s = summary(gain(row) for row in acts)
-    parts = ", ".join(f"{number(g, 3)} (tau {tau:g})" for tau, g in gains.items())
+    return {row: gain(row) for row in acts}, int(end)
+
+
+def data_efficiency(e: Evidence) -> Finding | None:
+    """At equal updates the bits per character are lower with ACT."""
+    made = gains(e)
+    if made is None:
+        return None
+    found, end = made
+    known = [(group.tau, [found[row] for row in group.rows if row in found]) for group in e.act]
+    s = summary(found.values())
+    parts = ", ".join(f"{number(summary(some), 3)} (tau {tau:g})" for tau, some in known if some)
     text = f"{number(s, 3)} bits below those without ACT up to {end:,} updates: {parts}"
-    return Finding(s.mean > 2 * s.error, text, [*acts, *e.without])
+    return Finding(s.mean > 2 * s.error, text, [*found, *e.without])
+
+
+def efficient_at_low_tau(e: Evidence) -> Finding | None:
+    """Networks with a lower tau are more data-efficient."""
+    found = gains(e)
+    made = order(e, found[0].get, -1) if found is not None else None
+    if made is None:
+        return None
+    holds, correlation, used = made
+    return Finding(holds, f"a rank correlation of tau with the bits gained {correlation}", used)
 
 
 def little_ponder(e: Evidence) -> Finding | None:
@@ -134,6 +153,17 @@ def not_at_numbers(e: Evidence) -> Finding | None:
     parts = (f"{m} {said(at, m, letter, number_of)}" for m in ("rho", "loss", "entropy"))
     holds = harder and not pauses(at, number_of, letter)
     return Finding(holds, "; ".join(parts), used_for(e, e.classes))
+
+
+def easy_at_marks(e: Evidence) -> Finding | None:
+    """At commas and full stops, which a space follows, loss and entropy are no larger than at letters."""
+    at = at_characters(e)
+    if at is None:
+        return None
+    marks = ("comma", "full stop")
+    harder = any(above(at(kind, m), at("letter", m)) for kind in marks for m in ("loss", "entropy"))
+    parts = (f"{m} {said(at, m, 'letter', *marks)}" for m in ("loss", "entropy"))
+    return Finding(not harder, "; ".join(parts), used_for(e, e.classes))
 
 
 def tells_boundaries(kind: str) -> Callable[[Evidence], Finding | None]:
