@@ -1,5 +1,6 @@
 """The final error for every time penalty and without ACT."""
 
+import math
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -22,7 +23,7 @@ def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
     axes.bar(
         places,
         [item.mean for item in summaries],
-        yerr=[item.error for item in summaries],
+        yerr=[item.error or math.nan for item in summaries],  # of a single network none is drawn
         width=0.78,
         color=[style.GREY if group.tau is None else style.colour(group.tau) for group in shown],
         error_kw={"elinewidth": 0.9, "capsize": 1.6 if wide else 2.5, "capthick": 0.9},

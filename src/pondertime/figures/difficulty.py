@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pondertime.figures import style
-from pondertime.figures.plots import CROWD, runs_and_mean
+from pondertime.figures.plots import CROWD, WIDE, log_ticks, runs_and_mean
 from pondertime.results import read_difficulty
 from pondertime.results.select import groups, missing
 
@@ -41,5 +41,9 @@ def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         panel.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=quantity == "steps"))
         panel.set_ylim(bottom=0)
+        if quantity == "steps" and panel.get_ylim()[1] > WIDE:
+            panel.set_yscale("log")
+            log_ticks(panel.yaxis)
+            panel.set_ylim(0.93)
     style.tau_key(made, axes, [group.tau for group in shown])
     return made

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
@@ -16,6 +17,10 @@ from pondertime.results.select import Group, groups, mean_line, metric, missing,
 
 # Above so many single runs their lines become an image inside the SVG.
 CROWD = 100
+# Ponder of more steps than this is shown on a logarithmic axis.
+WIDE = 20
+# Bits per character that the axis of final values shows.
+LEAST = 0.1
 
 
 def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
@@ -28,7 +33,8 @@ def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
     made, (left, right) = style.panels(style.DOUBLE, 2.6, 2)
     for group in shown:
         runs_and_mean(left, group, [lines[row.key] for row in group.rows if row.key in lines], crowd=len(lines) > CROWD)
-    left.set_xlabel("iterations")
+    workers = max(row.workers for group in shown for row in group.rows)
+    left.set_xlabel(f"iterations of {workers} worker{'s' if workers > 1 else ''}")
     left.xaxis.set_major_formatter(FuncFormatter(style.short))
     left.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     left.set_xlim(0, 1.02 * max(line[-1, 0] for line in lines.values()) or 1)
@@ -40,6 +46,7 @@ def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
     for group in shown:
         _against_ponder(right, group, size=30 if len(shown) <= style.MANY + 1 else 15)
     _ponder_axis(right, [row.steps for group in shown for row in group.rows])
+    _at_least(right, LEAST if task == "wikipedia" else 0)
     right.set_ylabel(left.get_ylabel())
     style.tau_key(made, [left, right], [group.tau for group in shown])
     return made
@@ -83,6 +90,13 @@ def _zoom(axes: Axes, lines: list[np.ndarray]) -> None:
     axes.set_ylim(late.min() - margin, late.max() + margin)
 
 
+def _at_least(axes: Axes, span: float) -> None:
+    """A range of y that does not make much of small differences."""
+    low, high = axes.get_ylim()
+    more = max(0, span - (high - low)) / 2
+    axes.set_ylim(low - more, high + more)
+
+
 def _against_ponder(axes: Axes, group: Group, *, size: float) -> None:
     """Small dots for runs, a large one for their mean, and around it an ellipse of one standard error each way."""
     steps = [row.steps for row in group.rows]
@@ -103,13 +117,18 @@ def _against_ponder(axes: Axes, group: Group, *, size: float) -> None:
     axes.scatter([ponder.mean], [error.mean], s=size, color=colour, edgecolors="white", linewidths=0.6, zorder=4)
 
 
+def log_ticks(axis: Axis) -> None:
+    """Steps from 1 to 100 on a logarithmic axis."""
+    axis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(style.short))
+
+
 def _ponder_axis(axes: Axes, steps: list[float]) -> None:
     axes.set_xlabel("ponder (mean steps per input)")
-    if max(steps) > 20:
+    if max(steps) > WIDE:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100]))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(style.short))
+        log_ticks(axes.xaxis)
         axes.set_xlim(0.93, max(steps) * 1.1)
     else:
         span = max(max(steps) - 1, 0.2)

@@ -44,21 +44,24 @@ def draw(kind: str, results_dir: Path, preset: str | None) -> Figure:
 
 
 def best_window(kind: str, sequences: list[SequenceTrace]) -> tuple[SequenceTrace, int] | None:
-    """The piece of text with the most of what is wanted, the first of equals; None where there is nothing."""
-    best, most = None, 0
+    """The piece of text with the most of what is wanted, that in the middle of equals; None where there is nothing."""
+    best: list[tuple[SequenceTrace, int]] = []
+    most = 0
     for sequence in sequences:
         text = "".join(letter if len(letter) == 1 else "\0" for letter in sequence.input)
         hits = [0] * (len(text) + 1)
         for match in WANTED[kind].finditer(text):
-            hits[match.start()] = 4 if match.group().startswith("<") else 1
+            hits[match.start()] = 4 if match.group()[0] in "<,." else 1
         if kind == "tags" and 4 not in hits:
             continue
         begin = min(START, max(0, len(text) - WIDTH))
         for start in range(begin, max(begin, len(text) - WIDTH) + 1):
             count = sum(hits[start : start + WIDTH])
             if count > most:
-                best, most = (sequence, start), count
-    return best
+                best, most = [], count
+            if count == most > 0:
+                best.append((sequence, start))
+    return best[len(best) // 2] if best else None
 
 
 def glyph(letter: str) -> str:
