@@ -78,6 +78,28 @@ def test_reset_parameters() -> None:
     assert net.halt.bias.item() == 2.5
 
 
+def test_reset_parameters_of_a_cell_of_parts() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.both = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 4))
+
+        def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+            return self.both(torch.cat([x, state], 1))
+
+    net = pt.ACT(Parts(), 2, spec=pt.CellSpec(initial_state=lambda _, batch: torch.zeros(batch, 4)))
+    before = copy.deepcopy(net.state_dict())
+    net.reset_parameters()
+    assert [k for k, value in net.state_dict().items() if torch.equal(value, before[k])] == ["halt.bias"]
+
+
+def test_a_backend_is_checked_when_it_is_set() -> None:
+    net = make("lstm")
+    with pytest.raises(ValueError, match=r"backend: expected one of 'auto', .*, got 'fusd'"):
+        net.backend = "fusd"
+    assert net.backend == "auto"
+
+
 def test_the_flag_is_1_on_the_first_update_only(backend: str) -> None:
     cell = Seen(3, 4)
     net = pt.ACT(cell, 2, force_steps=3, backend=backend)

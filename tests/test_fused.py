@@ -268,16 +268,27 @@ def test_auto_chooses_by_what_can_serve() -> None:
         lstm(torch.randn(2, 2, 3))
 
 
-def test_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a compiler the fused path is made of plain calls."""
+@pytest.mark.parametrize("missing", ["compiler", "home"])
+def test_falls_back_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
+) -> None:
+    """Without a compiler, or a place for what it builds, the fused path is made of plain calls."""
+
+    def no_home() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
     net = make("lstm", backend="fused")
     x = torch.randn(2, 2, 3, dtype=torch.float64)
     expected = net(x).output
     native.library.cache_clear()
-    monkeypatch.setattr(native.shutil, "which", lambda _: None)
+    if missing == "compiler":
+        monkeypatch.setattr(native.shutil, "which", lambda _: None)
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(native.Path, "home", no_home)
     try:
         assert_same(net(x).output, expected, torch.float64)
-        assert "no C compiler here" in caplog.text
+        assert ("no C compiler here" if missing == "compiler" else "Could not determine home") in caplog.text
     finally:
         native.library.cache_clear()
 

@@ -283,3 +283,5 @@ def test_a_command_is_recorded_without_when_it_stops(monkeypatch: pytest.MonkeyP
     for given in (["--max-minutes", "2.5", "--seeds", "2"], ["--seeds", "2", "--max-minutes=3"]):
         monkeypatch.setattr(sys, "argv", ["/somewhere/bin/pondertime", "sweep", "parity", *given])
         assert command() == "pondertime sweep parity --seeds 2"
+    monkeypatch.setattr(sys, "argv", ["pondertime", "train", "wikipedia", "--data", "my text.txt"])
+    assert command() == "pondertime train wikipedia --data 'my text.txt'", "as it can be typed again"

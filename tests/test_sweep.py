@@ -1,5 +1,6 @@
 """The sweep: its plan, what it skips, what it makes of networks that fail, and its result rows."""
 
+import json
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ import torch
 
 from pondertime import engines, results, sweep
 from pondertime.cli import main
-from pondertime.config import ConfigError, Interrupted, OutOfTime, RunError, TrainConfig, make_config, paper_grid
+from pondertime.config import FAST, ConfigError, Interrupted, OutOfTime, RunError, TrainConfig, make_config, paper_grid
 from pondertime.engines import inline
 from pondertime.runs import RunFolder
 from pondertime.sweep import Places, home, plan, run_job, unfinished
@@ -130,17 +131,20 @@ def test_a_table_holds_networks_of_the_same_settings(tmp_path: Path) -> None:
     where = tmp_path / "results"
     row = results.read_rows(Path(__file__).parents[1] / "results", "parity")[0]
     assert row.command.startswith("pondertime sweep parity")
-    sweep.check_settings([row], "pytest", where)
-    sweep.check_settings([replace(row, command="pytest")], "pondertime sweep parity", where)
+
+    def check(commands: str, ours: str) -> None:
+        sweep.check_settings([replace(row, command=commands)], ours, FAST["parity"], where)
+
+    check(row.command, "pytest")
+    check("pytest", "pondertime sweep parity")
+    check("pondertime sweep parity", "pondertime sweep parity --learning-rate 0.004 --clip 1 --max-steps 3")
     same = "pondertime sweep parity --beta2=0.999 --max_steps 100 --learning-rate 1e-3 --seeds 3"
-    sweep.check_settings(
-        [replace(row, command="pondertime sweep parity --learning-rate .001 --max-steps 100 --beta2 .999")], same, where
-    )
+    check("pondertime sweep parity --learning-rate .001 --max-steps 100 --beta2 .999", same)
     for other in ("", " --max-steps 100 --learning-rate 0.001 --beta2 0.999 --bits 8"):
         with pytest.raises(
             ConfigError, match=r"parity.csv: has networks of other settings \(`pondertime sweep.*--results DIR"
         ):
-            sweep.check_settings([row], "pondertime sweep parity" + other, where)
+            check(row.command, "pondertime sweep parity" + other)
 
 
 def test_the_grid_of_the_paper():
@@ -173,6 +177,20 @@ def test_finished_runs_are_taken_over_without_training(places: Places, monkeypat
     assert unfinished([config], places) == [config]
     run_job(config, places)
     assert_rows_equal_results(places, [config])
+
+
+def test_what_was_begun_goes_on_in_its_folder(places: Places):
+    """Whatever that is called, and the row says where it was trained."""
+    every = plan(small(iterations=20), (0.01,), 2, baseline=False)
+    (job,) = sweep.together(every, places)
+    folder = trained(places.runs / "mine", replace(job, iterations=10))
+    env = json.loads((folder.path / "env.json").read_text())
+    assert unfinished(every, places) == every
+    for outcome in outcomes(inline(every, places, 1)).values():
+        assert isinstance(outcome, results.Row) and outcome.device == env["device"] == "cpu"
+    assert [path.name for path in places.runs.iterdir()] == ["mine"]
+    (folder.path / "env.json").write_text(json.dumps({**env, "device": "cuda"}))
+    assert [row.device for _, row in run_job(job, places) if isinstance(row, results.Row)] == ["cuda", "cuda"]
 
 
 def test_two_processes_make_the_same_rows(places: Places, tmp_path: Path):

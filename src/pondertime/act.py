@@ -107,10 +107,10 @@ class ACT(nn.Module):
             raise TypeError(f"cell: expected a cell such as nn.{name}Cell, got nn.{name}; see ACT.from_rnn")
         if output_size is not None and output_size < 1:
             raise ValueError(f"output_size: expected a positive number or None, got {output_size}")
-        check_backend(backend, compact)
         self.spec = spec if spec is not None else CellSpec()
         self.epsilon, self.max_steps, self.force_steps = epsilon, max_steps, force_steps
-        self.halt_bias, self.compact, self.batch_first, self.backend = halt_bias, compact, batch_first, backend
+        self.halt_bias, self.compact, self.batch_first = halt_bias, compact, batch_first
+        self.backend = backend
 
         like = like_of(cell)
         # The probe may draw random numbers (dropout); the caller's stay as they are.
@@ -150,12 +150,28 @@ class ACT(nn.Module):
     def force_steps(self, value: int | None) -> None:
         self._force_steps = None if value is None else positive("force_steps", value)
 
+    @property
+    def backend(self) -> str:
+        return self._backend
+
+    @backend.setter
+    def backend(self, value: str) -> None:
+        check_backend(value, self.compact)
+        self._backend = value
+
     def reset_parameters(self) -> None:
-        """Draw all parameters anew: the cell's own way, torch's for the rest, halt_bias for b_h."""
-        for module in (self.cell, self.halt, self.output):
-            reset = getattr(module, "reset_parameters", None)
-            if callable(reset):
-                reset()
+        """Draw all parameters anew: the cell's own way, else that of its parts; halt_bias for b_h."""
+
+        def reset(module: nn.Module) -> None:
+            own = getattr(module, "reset_parameters", None)
+            if callable(own):
+                own()
+            else:
+                for part in module.children():
+                    reset(part)
+
+        for module in self.children():
+            reset(module)
         nn.init.constant_(self.halt.bias, self.halt_bias)
 
     def extra_repr(self) -> str:

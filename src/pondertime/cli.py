@@ -133,7 +133,7 @@ class Evaluate:
             check_count("sequences", self.sequences)
         device = pick_device(self.device, self.backend)
         from pondertime.checkpoints import Checkpoint, find
-        from pondertime.evaluate import portrait
+        from pondertime.evaluate import TEXT_SEQUENCES, portrait
         from pondertime.runs import served_by, write_json
 
         folder = find(self.run_folder)
@@ -144,7 +144,9 @@ class Evaluate:
         config, task, network = folder.load_network(place, backend=self.backend)
         served_by(network.to(device), device)
         with waiting(f"evaluating {config.name}"):
-            found = portrait(network, task, sequences=self.sequences, device=device)
+            # In the tables a sweep's networks and this one stand beside each other.
+            texts = None if self.results is None else TEXT_SEQUENCES
+            found = portrait(network, task, sequences=self.sequences, texts=texts, device=device)
         say(describe(config, found.result))
         if folder.result() is None:
             say("its training has not ended")
@@ -159,9 +161,9 @@ class Evaluate:
         write_json(folder.path / name, found.to_json())
         say(f"all of it: {folder.path / name}")
         if self.results is not None:
-            self.add_to_results(folder, place, config, found, device)
+            self.add_to_results(folder, place, config, found)
 
-    def add_to_results(self, folder: Any, place: int, config: TrainConfig, found: Any, device: str) -> None:
+    def add_to_results(self, folder: Any, place: int, config: TrainConfig, found: Any) -> None:
         """Put a finished network into the result tables."""
         from pondertime.sweep import Places, add, entry
 
@@ -170,9 +172,9 @@ class Evaluate:
             raise ConfigError(f"{folder.path}: not finished yet, so not added to {self.results}")
         if done.get("failed") is not None:
             raise ConfigError(f"{config.name}: its loss was not finite, so it is not added to {self.results}")
-        places, made_by = Places(folder.path.parent, self.results or Path("results"), device), folder.environment()
-        parts = found.difficulty, found.traces, places, found.classes, found.boundaries
-        add([entry(config, made_by, folder.metrics(place), done, *parts)], places)
+        parts = found.difficulty, found.traces, found.classes, found.boundaries
+        made = entry(config, folder.environment(), folder.metrics(place), done, *parts)
+        add([made], Places(folder.path.parent, self.results or Path("results")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,8 +396,6 @@ def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
     try:
         action = parse(args or ["--help"])
-        if hasattr(action, "task"):
-            check_task(action.task)
         action.run()
     except KeyboardInterrupt:
         fail("interrupted", 130)

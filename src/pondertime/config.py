@@ -6,6 +6,7 @@ Nothing here imports torch: the command line's help is made from this file.
 import math
 import zlib
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,7 @@ def make_config(
     check_preset(preset)
     base: dict[str, Any] = asdict(PRESETS[preset][task])
     preset_tau = base.pop("tau")
-    for name in ("bits", "placement", "separation", "data", "length"):
+    for name in chain(*TASK_OPTIONS.values()):
         if overrides.get(name) is not None and name not in TASK_OPTIONS[task]:
             raise ConfigError(f"{task} has no option --{name}")
     base.update({k: v for k, v in overrides.items() if v is not None})

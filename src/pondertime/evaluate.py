@@ -249,11 +249,13 @@ class Portrait(NamedTuple):
         return {**self.result, "difficulty": self.difficulty, "traces": self.traces, **text}
 
 
-def portrait(network: ACT, task: Task, *, sequences: int | None = None, device: str = "cpu") -> Portrait:
-    """Errors, ponder, both against difficulty, traces; of networks that read text also what they do with it."""
+def portrait(
+    network: ACT, task: Task, *, sequences: int | None = None, texts: int | None = None, device: str = "cpu"
+) -> Portrait:
+    """Errors, ponder, both against difficulty, traces; of networks that read text also what they do with so many."""
     return Portrait(
         evaluate(network, task, sequences=sequences, device=device),
         difficulty_curve(network, task, device=device),
         sample_traces(network, task, device=device),
-        *read_text(network, task, sequences=sequences, device=device),
+        *read_text(network, task, sequences=texts or sequences, device=device),
     )

@@ -140,4 +140,4 @@ def pick_device(device: str, backend: str, workers: int = 1) -> str:
         raise ConfigError("--device: the workers of Hogwild share memory on the CPU; use cpu, or --workers 1")
     if kind.type == "cuda":
         torch.cuda.set_device(kind.index or 0)  # kernels are started on the current one
-    return device
+    return device if kind.type == "cuda" else "cpu"

@@ -15,6 +15,12 @@ from torch.utils._pytree import tree_map
 State = Any
 
 
+class NotANumber(RuntimeError):
+    """The cell gave NaN; of several networks that of one."""
+
+    network = 0
+
+
 class Halting(NamedTuple):
     """How n halting activations are turned into a distribution over updates."""
 

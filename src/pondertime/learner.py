@@ -15,6 +15,7 @@ from pondertime.ensemble import Ensemble
 from pondertime.ensemble.stepper import Stepper, by_weights
 from pondertime.fused.common import Grads, Inputs, Outputs, Rules, each
 from pondertime.fused.function import make_run, prepare
+from pondertime.halting import NotANumber
 from pondertime.tasks import Batch, Task
 
 # With more units than this a network is heavy.
@@ -185,11 +186,8 @@ class Learner:
                 seen, gradients = (self.closed_form if self.fused else self.by_autograd)(batch, price)
                 gradient = torch.cat([g.reshape(self.members, -1) for g in gradients], 1)
                 self.apply(i, seen.task_loss, gradient, rate)
-        except RuntimeError as error:
-            # How every backend says that the cell gave no numbers.
-            if "got NaN" not in str(error):
-                raise
-            e = getattr(error, "network", 0)
+        except NotANumber as error:
+            e = error.network
             self.fail(e, i)
             for a in (self.weights.all, self.weights.exp_avg, self.weights.exp_avg_sq):
                 a[e] = 0

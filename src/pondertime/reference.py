@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
 from pondertime.cells import Network, check_state, check_update, holds_anywhere, step_function, visible_state
-from pondertime.halting import State, halting_distribution, mean_field, sum_dtype
+from pondertime.halting import NotANumber, State, halting_distribution, mean_field, sum_dtype
 
 # step(x, state, n) -> (s^n, y^n, h^n), and record(n, rows, h, p, y) of the rows
 # that made update n.
@@ -74,7 +74,7 @@ def check_nan(h: Tensor, where: str) -> None:
     """Raise if the cell gave NaN. Only on a CPU: elsewhere looking would stop the device."""
     if h.device.type == "cpu" and holds_anywhere(h.isnan(), unknown=False):
         count = int(h.isnan().sum())
-        raise RuntimeError(
+        raise NotANumber(
             f"expected numbers from the cell, got NaN at {where} in {count} of the {len(h)} rows then running"
         )
 

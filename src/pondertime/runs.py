@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -119,7 +120,7 @@ def command() -> str:
     """The command line as it was typed, without the path of the program, and without --max-minutes: that is when a call
     stops, not what is made."""
     name = Path(sys.argv[0]).name
-    line = " ".join(["pondertime" if name == "__main__.py" else name, *sys.argv[1:]])
+    line = shlex.join(["pondertime" if name == "__main__.py" else name, *sys.argv[1:]])
     return re.sub(r" --max-minutes[ =]\S+", "", line)
 
 
@@ -255,7 +256,7 @@ class RunFolder:
     def environment(self) -> dict[str, Any]:
         """Where the run was made last: commit, command and more."""
         found = read_json(self.path / "env.json")
-        if not isinstance(found, dict) or not {"commit", "command"} <= found.keys():
+        if not isinstance(found, dict) or not {"commit", "command", "device"} <= found.keys():
             raise RunError(f"{self.path / 'env.json'}: not a run's environment")
         return found
 

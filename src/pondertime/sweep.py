@@ -7,14 +7,24 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pondertime import results
-from pondertime.config import ConfigError, Interrupted, RunError, TrainConfig, check
+from pondertime.config import (
+    PRESETS,
+    TASK_OPTIONS,
+    ConfigError,
+    Interrupted,
+    Preset,
+    RunError,
+    TrainConfig,
+    check,
+)
 from pondertime.ensemble import stacks
 from pondertime.ensemble.gpu import why_not_gpu_group
 from pondertime.evaluate import (
@@ -35,10 +45,11 @@ STACKED_TOGETHER = 64  # networks on a GPU, or as many as fill half of it if the
 MEMORY = 2**36  # bytes of a GPU that nobody can ask
 
 # What networks of one table have in common, besides the preset.
-SETTINGS = {
-    "workers", "learning-rate", "beta2", "batch-size", "hidden-size", "max-steps", "epsilon", "halt-bias", "clip",
-    "tau-warmup", "cooldown", "bits", "placement", "separation", "data", "length",
-}  # fmt: skip
+SETTINGS = {*(field.name for field in fields(Preset)), *chain(*TASK_OPTIONS.values())} - {
+    "tau",
+    "iterations",
+    "log_every",
+}
 CURVE_POINTS = 300  # of a learning curve in the result tables
 
 Outcome = tuple[TrainConfig, results.Row | RunError]
@@ -93,16 +104,18 @@ def unfinished(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
         rows = results.read_rows(places.results, configs[0].task)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    check_settings([row for row in rows if row.preset == configs[0].preset], command(), places.results)
+    preset, task = configs[0].preset, configs[0].task
+    alike = [row for row in rows if row.preset == preset]
+    check_settings(alike, command(), PRESETS[preset][task], places.results)
     done = {row.key: row.updates for row in rows}
     return [c for c in configs if done.get(key(c), 0) < c.iterations * c.workers]
 
 
-def check_settings(rows: list[results.Row], ours: str, where: Path) -> None:
+def check_settings(rows: list[results.Row], ours: str, preset: Preset, where: Path) -> None:
     """Raise if a table has networks of this preset that were made with other settings, as far as commands say."""
-    mine = settings(ours)
+    mine = settings(ours, preset)
     for row in rows:
-        theirs = settings(row.command)
+        theirs = settings(row.command, preset)
         if mine is not None and theirs is not None and mine != theirs:
             raise ConfigError(
                 f"{where / row.task}.csv: has networks of other settings (`{row.command}`); "
@@ -110,16 +123,17 @@ def check_settings(rows: list[results.Row], ours: str, where: Path) -> None:
             )
 
 
-def settings(command: str) -> dict[str, str | float] | None:
-    """What a command says of how networks are trained; None of one that is not ours."""
+def settings(command: str, preset: Preset) -> dict[str, Any] | None:
+    """How networks of a command are trained; None of one that is not ours."""
     if not command.startswith("pondertime "):
         return None
-    found: dict[str, str | float] = {}
-    for name, text in read_flags(command).items():
+    found = {name: getattr(preset, name, None) for name in SETTINGS}
+    for flag, text in read_flags(command).items():
+        name = flag.replace("-", "_")
         if name in SETTINGS:
+            found[name] = text
             with contextlib.suppress(ValueError):
                 found[name] = float(text)
-            found.setdefault(name, text)
     return found
 
 
@@ -147,6 +161,15 @@ def home(
             shared = {k: getattr(whole, k) for k in ("seed", "members", "taus", "tau", "force_steps")}
             return folder, replace(config, **shared)
     return alone, config
+
+
+def folder_of(job: TrainConfig, places: Places) -> RunFolder:
+    """The folder of a job: the one in which it was begun, whatever its name, else its own."""
+    own = RunFolder(places.runs / job.name)
+    if own.path.exists():
+        return own
+    begun = (folder for folder, whole in groups(places) if replace(whole, iterations=job.iterations) == job)
+    return next(begun, own)
 
 
 def together(configs: list[TrainConfig], places: Places, processes: int = 1) -> list[TrainConfig]:
@@ -237,7 +260,7 @@ def estimate(job: TrainConfig, device: str, backend: str) -> float:
 
 def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
     """Train the networks of a job and add them to the result tables."""
-    folder = RunFolder(places.runs / job.name)
+    folder = folder_of(job, places)
     result = train(job, folder, device=places.device, backend=places.backend, max_minutes=places.minutes_left)
     loaded = folder.load_networks(range(job.size), backend=places.backend)
     task, networks = loaded[0][1], [network.to(places.device) for _, _, network in loaded]
@@ -255,7 +278,7 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
             continue
         traced = [trace for batch in sequences for trace in traces(network, task, batch)]
         read = read_text(network, task, sequences=TEXT_SEQUENCES, device=places.device)
-        entries.append(entry(config, made_by, metrics.get(e, []), own, points[e], traced, places, *read))
+        entries.append(entry(config, made_by, metrics.get(e, []), own, points[e], traced, *read))
         outcomes.append((config, entries[-1].row))
     add(entries, places)
     return outcomes
@@ -268,7 +291,6 @@ def entry(
     result: dict[str, Any],
     points: list[dict[str, Any]],
     traced: list[dict[str, Any]],
-    places: Places,
     classes: Sequence[results.CharacterClass] = (),
     boundaries: Sequence[results.Boundary] = (),
 ) -> results.Entry:
@@ -287,7 +309,7 @@ def entry(
         rho=result["rho"],
         bpc=result.get("bpc"),
         seconds=result["seconds"],
-        device=places.device,
+        device=made_by["device"],
         commit=made_by["commit"],
         command=made_by["command"],
     )

@@ -29,7 +29,6 @@ from pondertime.results import (
 )
 from pondertime.results.select import Group, MissingResults, Summary, groups, summary, value
 
-
 # "About linear" is a correlation above this.
 STRAIGHT = 0.95
 
@@ -113,6 +112,12 @@ def lowest(act: list[Group]) -> list[Group]:
 
 def highest(act: list[Group]) -> list[Group]:
     return act[-max(1, len(act) // 4) :]
+
+
+def hardly_pondering(e: Evidence) -> list[tuple[str, list[Row]]]:
+    """The networks without ACT and those of the highest time penalties, by name."""
+    top = highest(e.act) if e.act else []
+    return [("without ACT", e.without), *([(f"tau from {top[0].tau:g} on", rows(top))] if top else [])]
 
 
 def nearest(act: Iterable[Group], tau: float) -> Group | None:

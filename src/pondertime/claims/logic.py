@@ -7,7 +7,7 @@ from pondertime.claims.evidence import (
     Finding,
     between,
     error,
-    highest,
+    hardly_pondering,
     lowest,
     measured,
     reached,
@@ -99,10 +99,9 @@ def grows_from_five(e: Evidence) -> Finding | None:
 
 
 def abrupt_after_five(e: Evidence) -> Finding | None:
-    """Without ACT and at high tau the error rises abruptly after 5 gates: from 5 to 7 at least twice as fast as before."""
-    top = highest(e.act) if e.act else []
+    """Where networks hardly ponder the error rises abruptly after 5 gates: from 5 to 7 twice as fast as before."""
     parts, used, holds = [], [], True
-    for name, chosen in (("without ACT", e.without), (f"tau from {top[0].tau:g} on" if top else "", rows(top))):
+    for name, chosen in hardly_pondering(e):
         own, before = measured(chosen, lambda row: slope(e, row, 1, 5, "error"))
         after = measured(own, lambda row: slope(e, row, 5, 7, "error"))[1]
         if not after:
@@ -114,6 +113,8 @@ def abrupt_after_five(e: Evidence) -> Finding | None:
             if (found := measured(own, lambda row, gates=gates: between(e, row, "error", gates, gates))[1])
         )
         holds &= b.mean > 2 * max(a.mean, 0) and b.mean > 2 * b.error
-        parts.append(f"{name}: a rise of {percent(a)} a gate up to 5 gates, of {percent(b)} from 5 to 7; at gates: {at}")
+        parts.append(
+            f"{name}: a rise of {percent(a)} a gate up to 5 gates, of {percent(b)} from 5 to 7; at gates: {at}"
+        )
         used += own
     return Finding(holds, "; ".join(parts), used) if parts else None

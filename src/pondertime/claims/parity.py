@@ -8,7 +8,7 @@ from pondertime.claims.evidence import (
     between,
     difficulty,
     error,
-    highest,
+    hardly_pondering,
     lowest,
     measured,
     rows,
@@ -69,9 +69,8 @@ def over(e: Evidence, quantity: str, low: int, high: int) -> Callable[[Row], flo
 
 def hard_without(e: Evidence) -> Finding | None:
     """Without ACT and at the highest time penalties the error rises sharply, and ponder does not change."""
-    top = highest(e.act) if e.act else []
     parts, used, holds = [], [], True
-    for name, chosen in (("without ACT", e.without), (f"tau from {top[0].tau:g} on" if top else "", rows(top))):
+    for name, chosen in hardly_pondering(e):
         own = measured(chosen, over(e, "error", 49, 64))[0]
         if not own:
             continue

@@ -24,13 +24,13 @@ from pondertime.fused.common import (
     RNN_RELU,
     Grads,
     Inputs,
-    NotANumber,
     Outputs,
     Rules,
     Update,
     each,
     nan_error,
 )
+from pondertime.halting import NotANumber
 
 # Rows are dropped when no more than this share of a segment's still run, and its product has so many multiply-adds.
 DROP_AT = 0.5

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pondertime.halting import NotANumber
+
 
 class CellKind(NamedTuple):
     """The numbers of a cell, in units of H."""
@@ -174,12 +176,6 @@ def flat_places(x: Tensor, features: int, *, stacked: bool) -> Tensor:
 def padded(size: int) -> int:
     """The power of two that a side of a tile of a GPU's product is rounded up to."""
     return max(16, 1 << (size - 1).bit_length())
-
-
-class NotANumber(RuntimeError):
-    """The cell gave NaN; of several networks that of one."""
-
-    network = 0
 
 
 def nan_error(t: int, n: int, network: int = 0) -> NotANumber:

@@ -96,7 +96,11 @@ def library() -> Library | str:
         return announce("no C compiler here")
     try:
         return Library(build(compiler))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (
+        OSError,
+        RuntimeError,
+        subprocess.SubprocessError,
+    ) as error:  # RuntimeError: there is no home to build it in
         return announce(f"the C loop cannot be built or loaded ({error})")
 
 
