@@ -111,9 +111,10 @@ class TestSmall:
         made = configs("parity", batch_size=5, hidden_size=7, bits=9, max_steps=5)
         assert_each_is_itself(GpuGroup(made, make_task(made[0]), DEVICE, precision="float32", per_chunk=2), 5)
 
-    def test_logic(self) -> None:
+    def test_logic(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pondertime.ensemble.launch.LSTMLaunch.rows", 32)
         made = configs("logic", batch_size=3, hidden_size=6, max_steps=3)
-        assert_each_is_itself(GpuGroup(made, Logic(3, 2), DEVICE, precision="float32", per_chunk=2, rows=32), 3)
+        assert_each_is_itself(GpuGroup(made, Logic(3, 2), DEVICE, precision="float32", per_chunk=2), 3)
 
     def test_a_checkpoint_goes_on_where_it_was(self) -> None:
         """More networks than programs, several launches, stopped and loaded in the middle: the same numbers."""

@@ -7,6 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+EVERY = 10.0  # seconds between two plain lines
 console = Console(stderr=True)
 
 
@@ -19,10 +20,10 @@ def plain_lines() -> None:
 class Reporter:
     """Shows how far a training is, and the newest metrics."""
 
-    def __init__(self, title: str, total: int, *, done: int = 0, every: float = 10.0) -> None:
-        self.title, self.total, self.every = title, total, every
+    def __init__(self, title: str, total: int, *, done: int = 0) -> None:
+        self.title, self.total = title, total
         self.live: Progress | None = None
-        self.last = time.monotonic() - every + 1
+        self.last = time.monotonic() - EVERY + 1
         if console.is_terminal:
             # On a narrow terminal the note is worth more than the bar, and is what is cut off.
             bar = [BarColumn(bar_width=20)] if console.width >= 100 else []
@@ -47,11 +48,11 @@ class Reporter:
         if self.live is not None:
             self.live.stop()
 
-    def update(self, done: int, note: str = "", *, force: bool = False) -> None:
+    def update(self, done: int, note: str = "") -> None:
         """Show progress; plain lines come every few seconds only."""
         if self.live is not None:
             self.live.update(self.task, completed=done, note=note)
-        elif force or time.monotonic() - self.last >= self.every:
+        elif time.monotonic() - self.last >= EVERY:
             self.last = time.monotonic()
             print(f"{self.title}  {done}/{self.total}  {note}", file=sys.stderr, flush=True)
 

@@ -99,7 +99,7 @@ def stacked(name: str, seconds: float) -> list[dict[str, Any]]:
 
 def ensembles(name: str) -> list[dict[str, Any]]:
     """Updates a second of many networks at once, at a fixed N and over the paper's grid; how busy it is."""
-    found = rates.measure(name, updates=10_000 if name == "parity" else 1_000)
+    found = rates.measure(name, 10_000 if name == "parity" else 1_000)
     row = {"workload": name, "mode": "training, bfloat16", "unit": "updates/s"}
     rows = [
         {**row, "halting": f"N = {n}", "contestant": f"{what} at once", "value": r[key], "ratio": None}

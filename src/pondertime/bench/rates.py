@@ -18,9 +18,9 @@ from pondertime.runs import make_task
 from pondertime.train import make_learner
 
 
-def fixed(task: str, networks: int, **overrides: Any) -> list[TrainConfig]:
+def fixed(task: str, networks: int) -> list[TrainConfig]:
     """Networks that do not learn."""
-    options: dict[str, Any] = {"learning_rate": 1e-30, "max_steps": 100, "log_every": 500, **overrides}
+    options: dict[str, Any] = {"learning_rate": 1e-30, "max_steps": 100, "log_every": 500}
     return [make_config(task, seed=s, iterations=10**9, **options) for s in range(networks)]
 
 
@@ -56,12 +56,10 @@ def rate(group: GpuGroup, updates: int, repeats: int = 3) -> dict[str, float]:
     }
 
 
-def fixed_rates(
-    task_name: str, steps: Iterable[int], networks: int, updates: int | None = None, **options: Any
-) -> dict[int, Any]:
+def fixed_rates(task_name: str, steps: Iterable[int], networks: int, updates: int | None = None) -> dict[int, Any]:
     """The rate at each fixed N, over so many updates at N up to 5; None: over whole chunks, drawn meanwhile."""
     configs = fixed(task_name, networks)
-    group = GpuGroup(configs, make_task(configs[0]), "cuda", **options)
+    group = GpuGroup(configs, make_task(configs[0]), "cuda")
     rates = {}
     for n in steps:
         group.load(group.tensors(), [0] * networks)
@@ -84,45 +82,38 @@ def cost_of(rates: dict[int, Any], programs: int) -> Callable[[float], float]:
     return cost
 
 
-def grid(task: str, seeds: int, **overrides: Any) -> list[TrainConfig]:
+def grid(task: str) -> list[TrainConfig]:
     """The paper's grid of tau and the networks without ACT."""
-    options: dict[str, Any] = {"workers": 1, "learning_rate": 1e-3, "iterations": 10**9, "log_every": 500, **overrides}
+    options: dict[str, Any] = {"workers": 1, "learning_rate": 1e-3, "iterations": 10**9, "log_every": 500}
     configs = []
-    for seed in range(seeds):
+    for seed in range(20):
         configs += [make_config(task, "paper", tau=tau, seed=seed, **options) for tau in paper_grid(task)]
         configs.append(make_config(task, "paper", act=False, seed=seed, **options))
     return configs
 
 
-def grid_run(task: str, seeds: int, updates: int, **options: Any) -> dict[str, Any]:
+def grid_run(task: str, updates: int) -> dict[str, Any]:
     """Train the grid for ``updates`` updates each."""
-    configs = grid(task, seeds)
+    configs = grid(task)
     torch.cuda.reset_peak_memory_stats()
-    group = GpuGroup(configs, make_task(configs[0]), "cuda", **options)
+    group = GpuGroup(configs, make_task(configs[0]), "cuda")
     group.advance(1)  # the compiler
     group.cells = [0] * len(configs)
     torch.cuda.synchronize()
-    start, group.seconds, last = time.perf_counter(), 0.0, []
+    start = time.perf_counter()
     while group.behind(updates):
         group.advance(updates)
-        last += group.take_intervals()
+        group.take_intervals()
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    made, cells = sum(group.iterations) - len(configs), sum(group.cells)
+    made = sum(group.iterations) - len(configs)
     each = [(i - 1, c / (i - 1)) for i, c in zip(group.iterations, group.cells, strict=True) if i > 1]
     return {
         "networks": len(configs),
-        "updates": made,
-        "cells": cells,
         "seconds": seconds,
-        "kernel seconds": group.seconds,
         "updates/s": made / seconds,
-        "cells an update": cells / made,
-        "largest cells": max(c for _, c in each),
         "each": each,  # updates of every network, and cell updates of one
-        "stopped": len(group.diverged()),
         "GiB": torch.cuda.max_memory_allocated() / 2**30,
-        "intervals": len(last),
     }
 
 
@@ -147,25 +138,17 @@ def learner_rate(task: str, members: int, seconds: float) -> float:
     return (learner.work - before) / (time.perf_counter() - start)
 
 
-def measure(task: str, *, seeds: int = 20, updates: int = 10_000, networks: int | None = None) -> dict[str, Any]:
+def measure(task: str, updates: int) -> dict[str, Any]:
     """The rates at N = 2 to 40 of as many networks as there are multiprocessors, and the paper's grid.
 
     How busy the grid is, is counted twice: by what an update costs when there are as many networks as
     multiprocessors, and when there are as many as in the grid, which do not fit the cache.
     """
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    rates = fixed_rates(task, (2, 5, 10, 20, 40), networks or processors)
-    run = grid_run(task, seeds, updates)
+    rates = fixed_rates(task, (2, 5, 10, 20, 40), processors)
+    run = grid_run(task, updates)
     crowd = fixed_rates(task, (2, 10, 40), run["networks"], 512)
     cost = cost_of(rates, processors)
     run["busy"], run["busy as crowded"] = (busy(run, known, processors) for known in (cost, cost_of(crowd, processors)))
     run["longest"] = max(made * cost(cells) for made, cells in run.pop("each"))  # seconds that one network takes alone
-    return {"fixed": rates, "crowd": crowd, "grid": run}
-
-
-if __name__ == "__main__":
-    if not torch.cuda.is_available():
-        raise SystemExit("error: it measures a GPU, and there is no CUDA device here")
-    for name, each in (("parity", 10_000), ("logic", 1_000)):
-        for key, value in measure(name, updates=each).items():
-            print(name, key, value, flush=True)
+    return {"fixed": rates, "grid": run}

@@ -48,7 +48,7 @@ class GpuGroup:
 
     def __init__(
         self, configs: list[TrainConfig], task: Task, device: str = "cuda", *,
-        precision: str = "bfloat16", per_chunk: int | None = None, quantum: int = 8192, **options: Any,
+        precision: str = "bfloat16", per_chunk: int | None = None, quantum: int = 8192,
     ) -> None:  # fmt: skip
         reason = why_not_gpu_group(configs, task)
         if reason is not None:
@@ -79,7 +79,7 @@ class GpuGroup:
         self.ring = Ring(configs, task, device, signed=task.cell == "rnn", per_chunk=self.per_chunk)
         self.processors = multiprocessors(self.device)
         self.programs = min(E, self.processors * kernel.programs)
-        self.kernel = kernel(self, **options)  # keeps no reference to the group
+        self.kernel = kernel(self)  # keeps no reference to the group
 
     def _tensor(self, values: Any, dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)
@@ -190,9 +190,6 @@ class GpuGroup:
     def sums(self) -> Tensor:
         """The sums of the intervals that are open, ``[E, K]``."""
         return self._sums.clone()
-
-    def clear(self, e: int) -> None:
-        self._sums[e].zero_()
 
     def take_intervals(self) -> list[tuple[int, int, list[float]]]:
         """The intervals closed since the last call, as (member, iteration, sums), by member."""

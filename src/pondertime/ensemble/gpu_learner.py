@@ -16,10 +16,10 @@ from pondertime.tasks import Task
 class GpuLearner:
     """Trains all networks of a config, one program a network."""
 
-    def __init__(self, config: TrainConfig, task: Task, device: str, **options: Any) -> None:
+    def __init__(self, config: TrainConfig, task: Task, device: str) -> None:
         self.config, self.task = config, task
         self.configs = [config.member(e) for e in range(config.size)]
-        self.group = GpuGroup(self.configs, task, device, **options)
+        self.group = GpuGroup(self.configs, task, device)
         self.backend = f"one program a network, {self.group.precision} products"
 
     @property

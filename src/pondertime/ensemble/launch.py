@@ -77,10 +77,8 @@ class RNNLaunch(Launch):
     kernel = train_rnn
     overhead = 5
 
-    def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, back: int = 2, adam: int = 1,
-                 block: int = 4096) -> None:  # fmt: skip
-        options = {"BLOCK": block, "STAGES": stages, "BACK": back, "ADAM": adam, "num_warps": num_warps}
-        super().__init__(group, group.task.input_size, **options)
+    def __init__(self, group: Any) -> None:
+        super().__init__(group, group.task.input_size, BLOCK=4096, STAGES=2, BACK=2, ADAM=1, num_warps=8)
         slots, M, device = group.programs, group.configs[0].max_steps, group.device
         BP, HP = self.sizes["BP"], self.sizes["HP"]
         self.scratch = (
@@ -99,11 +97,11 @@ class LSTMLaunch(Launch):
 
     kernel = train_lstm
     overhead = 40
+    rows = 64  # of the tape that are multiplied at once
 
-    def __init__(self, group: Any, *, num_warps: int = 8, stages: int = 2, back: int = 2, adam: int = 2,
-                 block: int = 4096, rows: int = 64) -> None:  # fmt: skip
+    def __init__(self, group: Any) -> None:
         T, device = group.task.steps, group.device
-        options = {"BLOCK": block, "STAGES": stages, "KB": rows, "BACK": back, "ADAM": adam, "num_warps": num_warps}
+        options = {"BLOCK": 4096, "STAGES": 2, "KB": self.rows, "BACK": 2, "ADAM": 2, "num_warps": 8}
         # Two more inputs: the flag, and a constant whose weight is the bias.
         super().__init__(group, group.task.input_size + 2, T=T, **options)
         slots, self.max_cells = group.programs, T * group.configs[0].max_steps

@@ -10,7 +10,6 @@ from pondertime.figures import style
 
 # What is written into a cell, and its fill.
 Cell = tuple[str, str]
-Pair = tuple[float, float]
 
 WHITE, BLACK, PALE = "#ffffff", "#000000", "#ececec"
 INPUT, SECOND, TARGET = "#8ec8ec", "#f3c489", "#8fd3b6"

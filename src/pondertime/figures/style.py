@@ -19,8 +19,6 @@ DPI = 200
 BLACK = "#000000"
 GREY = "#8a8a8a"
 LIGHT = "#e4e4e4"
-BLUE = "#0072b2"
-ORANGE = "#e69f00"
 WRONG = "#d55e00"
 WITHOUT = "without ACT"
 
