@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import pondertime as pt
+from compare import assert_same
 from zoo import make
 
 F64 = torch.float64
@@ -108,7 +110,7 @@ class Misbehaving(nn.Module):
     def forward(self, x: Tensor, state: Any) -> Any:
         self.calls += 1
         state = x.new_zeros(len(x), 4) if state is None else state
-        return state if self.calls == 1 else self.fault(state)
+        return self.fault(state) if self.calls == 2 else state
 
 
 @pytest.mark.parametrize(
@@ -128,6 +130,7 @@ class Misbehaving(nn.Module):
 )
 def test_a_cell_that_changes(fault: Any, error: type[Exception], message: str, backend: str) -> None:
     cell = Misbehaving(fault)
+    cell.calls = 2  # while it is made
     net = pt.ACT(cell, 1, halt_bias=-10.0, backend=backend)
     cell.calls = 0
     with pytest.raises(error, match=message):
@@ -155,6 +158,16 @@ class Returns(nn.Module):
         return self.function(x)
 
 
+class OutputAndState(nn.Module):
+    """A cell that also returns an output, as layers of torch.nn do."""
+
+    input_size = 3
+
+    def forward(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        state = x if state is None else state.tanh()
+        return state, state
+
+
 def fail(x: Tensor) -> Tensor:
     raise KeyError("no such thing")
 
@@ -178,8 +191,13 @@ def fail(x: Tensor) -> Tensor:
             TypeError,
             r"Returns: expected a cell called as state = .* \[2, 3\], got KeyError: 'no such thing'",
         ),
+        (
+            OutputAndState(),
+            TypeError,
+            r"OutputAndState: expected .* then as state = cell\(input, state\), .* got AttributeError: 'tuple' object",
+        ),
     ],
-    ids=["no module", "unknown size", "a layer", "another batch size", "integers", "a dict", "3-D", "raises"],
+    ids=["no module", "unknown size", "a layer", "another batch size", "integers", "a dict", "3-D", "raises", "output"],
 )
 def test_cells(cell: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
@@ -194,13 +212,100 @@ def test_cells(cell: Any, error: type[Exception], message: str) -> None:
         (lambda x, s, first: (s[:0], s[:0], s[:0, 0]), ValueError, r"h: expected .* B >= 1, got torch.float64 \[0\]"),
         (lambda x, s, first: (s, s, s[:, 0] / 0), RuntimeError, r"got NaN at update 1 in 2 of the 2 rows"),
         (lambda x, s, first: ((s,), s, s[:, 0]), ValueError, r"at update 1: expected Tensor \[2, 1\], got \(Tensor"),
+        (
+            lambda x, s, first: (s, s, s[:, 0] + 3),
+            ValueError,
+            r"h: expected probabilities, .*, got numbers from 3 to 3",
+        ),
+        (lambda x, s, first: (s, s.long(), s[:, 0]), TypeError, r"output: expected floating-point .*, got torch.int64"),
+        (
+            lambda x, s, first: (s, s.sum(), s[:, 0]),
+            ValueError,
+            r"output: expected tensors \[B, ...\] .*, got Tensor \[\]",
+        ),
     ],
-    ids=["rank", "integers", "empty", "nan", "structure"],
+    ids=["rank", "integers", "empty", "nan", "structure", "logits", "integer output", "scalar output"],
 )
 @pytest.mark.parametrize("compact", [False, True])
 def test_ponder(step: Any, error: type[Exception], message: str, compact: bool) -> None:
     with pytest.raises(error, match=message):
         pt.ponder(step, zeros(2, 1), zeros(2, 1), compact=compact)
+
+
+def test_ponder_drops_rows_of_what_has_rows() -> None:
+    shared, step = (zeros(2, 1), zeros(3, 3)), lambda x, s, first: (s, s, s[:, 0])
+    with pytest.raises(
+        ValueError, match=r"x: with compact=True expected .* B = 2, got \(Tensor \[2, 1\], Tensor \[3, 3\]\)"
+    ):
+        pt.ponder(step, shared, zeros(2, 1), compact=True, max_steps=3)
+    assert pt.ponder(step, shared, zeros(2, 1), max_steps=3).ponder.steps.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("h", [[1.5, -1.0, 0.5], [0.5, -0.1]])
+def test_a_halting_distribution_is_of_probabilities(h: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"h: expected probabilities, such as a sigmoid gives, got numbers from -"):
+        pt.halting_distribution(torch.tensor(h))
+
+
+H, B = 8, 4
+
+
+@pytest.mark.parametrize("path", ["fused", "fused-calls", "reference", "compact"])
+@pytest.mark.parametrize(
+    ("cell", "state", "message"),
+    [
+        (
+            nn.LSTMCell(6, H),
+            lambda b: (zeros(b, H), zeros(b, 1)),
+            r"state: expected .* got \(.* \[4, 8\], .* \[4, 1\]\)",
+        ),
+        (nn.LSTMCell(6, H), lambda b: (zeros(b, H), zeros(b, H).float()), r"state: expected the cell's type"),
+        (nn.GRUCell(6, H), lambda b: zeros(b, 20), r"state: expected Tensor \[4, 8\], got Tensor \[4, 20\]"),
+        (nn.GRUCell(6, H), lambda b: zeros(2, H), r"state: expected Tensor \[4, 8\], got Tensor \[2, 8\]"),
+    ],
+    ids=["c", "type", "width", "rows"],
+)
+def test_a_first_state_of_the_wrong_kind(cell: Any, state: Any, message: str, path: str) -> None:
+    """Before anybody reads it by its address."""
+    made = pt.CellSpec(initial_state=lambda _, b: state(b))
+    net = pt.ACT(cell.double(), 2, spec=made, backend=path)
+    with pytest.raises(ValueError, match=message):
+        net(zeros(3, B, 5))
+
+
+@pytest.mark.parametrize("path", ["fused", "fused-calls"])
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        ("output", "weight", zeros(2, 4)), ("output", "weight", zeros(2, 9)), ("output", "bias", zeros(3)),
+        ("halt", "weight", zeros(1, 4)), ("halt", "bias", zeros(1).float()), ("cell", "weight_ih", zeros(24, 9)),
+        ("cell", "weight_ih", zeros(32, 9)), ("cell", "bias_hh", zeros(32).float()), ("cell", "bias_ih", zeros(31)),
+        ("cell", "weight_hh", zeros(32, 9)),
+    ],
+)  # fmt: skip
+def test_a_parameter_of_the_wrong_kind(module: str, name: str, value: Tensor, path: str) -> None:
+    net = pt.ACT(nn.LSTMCell(6, H), 2, backend=path).double()
+    setattr(getattr(net, module), name, nn.Parameter(value))
+    with pytest.raises(ValueError, match=r"^\S+: expected \[.*\] torch.float64 on cpu beside cell.weight_hh, got \["):
+        net(zeros(3, B, 5))
+
+
+def test_any_halting_unit() -> None:
+    """One of several layers is served by the paths that call it."""
+    net, x = pt.ACT(nn.LSTMCell(6, H), 2).double(), torch.randn(3, B, 5, dtype=F64)
+    linear = net.halt
+    net.halt = nn.Sequential(linear, nn.Identity())  # type: ignore[assignment]
+    assert net.resolve("cpu") == "compact"
+    found = tuple(net(x)), tuple(net(torch.tensor([[1, 2, 3, 4]])))
+    net.halt = linear
+    assert_same(found, (tuple(net(x)), tuple(net(torch.tensor([[1, 2, 3, 4]])))))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own
+def test_forward_mode_is_the_references() -> None:
+    net, x = make("lstm", backend="fused"), zeros(2, 2, 3)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match=r"has no forward mode; backend='reference' has"):
+        net(forward_ad.make_dual(x, torch.ones_like(x)))
 
 
 def test_what_a_backend_cannot_do_it_says() -> None:

@@ -4,6 +4,7 @@ import copy
 import io
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,20 @@ def test_compile(backend: str) -> None:
     result, expected = compiled(x), net(x)
     assert_same(tuple(result), tuple(expected))
     assert_same(gradients(net, result), gradients(net, expected))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf", "ignore::DeprecationWarning")
+def test_compile_by_default() -> None:
+    """With torch's own compiler, forward and backward; then with another number of updates."""
+    torch._dynamo.reset()
+    net, x = make("gru", max_steps=2), randn(1, 2, 3)
+    compiled: Any = torch.compile(net)
+    for steps in (None, 2):
+        net.force_steps = steps
+        result, expected = compiled(x), net(x)
+        assert_same(tuple(result), tuple(expected))
+        assert_same(gradients(net, result), gradients(net, expected))
 
 
 @pytest.mark.parametrize("kind", ["rnn_tanh", "gru", "lstm"])

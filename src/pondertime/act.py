@@ -16,6 +16,7 @@ from pondertime.cells import (
     check_same,
     check_state,
     check_update,
+    describe,
     initial_state,
     is_torch_cell,
     like_of,
@@ -23,7 +24,7 @@ from pondertime.cells import (
     parameter,
     visible_size,
 )
-from pondertime.halting import Ponder, State, check_epsilon
+from pondertime.halting import Ponder, State, check_epsilon, check_probabilities
 from pondertime.plain import cell_from_plain, plain_from_cell
 from pondertime.reference import Record, Result, check_nan
 
@@ -228,27 +229,28 @@ class ACT(nn.Module):
 
     def _check_type(self, name: str, a: Tensor) -> None:
         """Raise for a type that a cell of torch.nn does not take."""
-        cell, halt, _ = modules_of(self)
-        expected = parameter(halt, "weight").dtype
-        if a.dtype != expected and is_torch_cell(cell) and not torch.is_autocast_enabled(a.device.type):
+        cell = modules_of(self)[0]
+        if not is_torch_cell(cell) or torch.is_autocast_enabled(a.device.type):
+            return
+        expected = parameter(cell, "weight_hh").dtype
+        if a.dtype != expected:
             raise ValueError(f"{name}: expected the cell's type {expected}, got {a.dtype}")
 
     def _run(self, seqs: sequences.Sequences, recorder: Any = None) -> Result:
-        backend, state = self.resolve(seqs.x.device), seqs.state
-        if state is None:
-            # The fused path has zeros of its own.
-            if not backend.startswith("fused") or self.spec.initial_state is not None:
-                state = initial_state(self.cell, self.spec, seqs.x.shape[1])
-        elif is_torch_cell(self.cell):
-            check_same(initial_state(self.cell, self.spec, seqs.x.shape[1]), state, "state")
+        backend, state, B = self.resolve(seqs.x.device), seqs.state, seqs.x.shape[1]
+        if state is None and self.spec.initial_state is not None:
+            state = initial_state(self.cell, self.spec, B)
+        if state is None and not backend.startswith("fused"):  # which has zeros of its own
+            state = initial_state(self.cell, self.spec, B)
+        elif state is not None and is_torch_cell(self.cell):
+            check_same(initial_state(self.cell, CellSpec(), B), state, "state")
             for leaf in tree_leaves(state):
                 self._check_type("state", leaf)
         return BACKENDS[backend](self, seqs.x, state, seqs.lengths, recorder)
 
     def resolve(self, device: torch.device | str) -> str:
         """The name of the backend that serves calls on ``device``."""
-        dtype = parameter(modules_of(self)[1], "weight").dtype
-        return resolve(self, self.backend, self.compact, torch.device(device), dtype)
+        return resolve(self, self.backend, self.compact, torch.device(device))
 
     def _lay_out(self, seqs: sequences.Sequences, result: Result) -> ACTOutput:
         rho, cost = result.rho, result.cost
@@ -304,16 +306,31 @@ def ponder(
         if h.dim() != 1 or len(h) == 0 or not h.is_floating_point():
             raise ValueError(f"h: expected halting probabilities [B] with B >= 1, got {h.dtype} {list(h.shape)}")
         check_nan(h, f"update {n}")
+        check_probabilities(h)
         if tree_leaves(new):
             check_state(new, len(h))
         if state is not None:
             check_update(state, new, n)
+        if compact and n == 1:
+            check_rows(x, len(h))
+        if output is None:
+            return new, (), h
+        check_state(output, len(h), "output")
         return new, output, h
 
     run = PONDERS["compact" if compact else "reference"]
     s, y, steps, remainder = run(checked, x, state, epsilon, max_steps)
     rho = steps + remainder
-    return PonderOutput(s, y, Ponder(steps, remainder, rho, rho))
+    return PonderOutput(s, None if y == () else y, Ponder(steps, remainder, rho, rho))
+
+
+def check_rows(x: Any, batch_size: int) -> None:
+    """Raise unless every tensor of an input has the batch first: rows will be dropped."""
+    if any(a.dim() == 0 or len(a) != batch_size for a in tree_leaves(x) if isinstance(a, Tensor)):
+        raise ValueError(
+            f"x: with compact=True expected tensors [B, ...] with batch size B = {batch_size}, got {describe(x)}; "
+            "what all rows share belongs into step itself"
+        )
 
 
 def positive(name: str, value: int) -> int:

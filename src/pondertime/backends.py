@@ -7,9 +7,10 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from pondertime.cells import Network, hooked, in_transform, is_torch_cell, modules_of, parameter
+from pondertime.cells import Network, hooked, is_torch_cell, modules_of, parameter
 from pondertime.compact import compact, ponder_compact
 from pondertime.fused import fused, fused_calls
+from pondertime.halting import in_transform
 from pondertime.reference import Result, linear_read_out, ponder_dense, reference
 
 Backend = Callable[..., Result]
@@ -54,7 +55,7 @@ def autocast_served(device: torch.device) -> bool:
     return device.type == "cuda" and torch.get_autocast_dtype("cuda") == torch.bfloat16
 
 
-def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str | None:
+def why_not_fused(net: Network, device: torch.device) -> str | None:
     """Why the fused path cannot serve a call, None if it can."""
     (cell, halt, output), spec = modules_of(net), net.spec
     if not is_torch_cell(cell):
@@ -65,8 +66,9 @@ def why_not_fused(net: Network, device: torch.device, dtype: torch.dtype) -> str
         return "it calls neither the hooks of the cell and the halting unit nor other halting units"
     if not linear_read_out(output):
         return "it takes the read-out of the mean, so the read-out must be an nn.Linear"
-    if (own := parameter(cell, "weight_hh").dtype) != dtype:
-        return f"it computes in one type, not in {own} and {dtype}"
+    dtype = parameter(cell, "weight_hh").dtype
+    if (other := parameter(halt, "weight").dtype) != dtype:
+        return f"it computes in one type, not in {dtype} and {other}"
     where = device.type
     reason = why_not_kernels(device) if where == "cuda" else None
     if reason is not None:
@@ -91,7 +93,7 @@ def why_not_compact(device: torch.device) -> str | None:
     return None
 
 
-def resolve(net: Network, backend: str, compact: bool, device: torch.device, dtype: torch.dtype) -> str:
+def resolve(net: Network, backend: str, compact: bool, device: torch.device) -> str:
     """The name of the backend that serves a call.
 
     ``auto`` takes the fastest that can; a name that cannot serve raises and says why.
@@ -100,7 +102,7 @@ def resolve(net: Network, backend: str, compact: bool, device: torch.device, dty
         return backend
     reason = None
     if backend != "compact":
-        reason = why_not_fused(net, device, dtype)
+        reason = why_not_fused(net, device)
         if backend == "fused-calls" and device.type == "cuda":
             reason = "its plain calls are made for a CPU"
         if reason is None:

@@ -170,11 +170,13 @@ def visible_size(cell: nn.Module, spec: CellSpec) -> int:
         probe = copy.deepcopy(cell).eval()
         try:
             with torch.no_grad():
-                state = step_function(cell, spec)(probe, like_of(cell).new_zeros(2, size), None)
+                step, x = step_function(cell, spec), like_of(cell).new_zeros(2, size)
+                state = step(probe, x, None)
+                check_update(state, step(probe, x, state), 2)
         except Exception as error:
             raise TypeError(
-                f"{type(cell).__name__}: expected a cell called as state = cell(input, None) on an input "
-                f"[2, {size}], got {type(error).__name__}: {error}; "
+                f"{type(cell).__name__}: expected a cell called as state = cell(input, None), then as state = "
+                f"cell(input, state), on an input [2, {size}], got {type(error).__name__}: {error}; "
                 "describe another protocol with CellSpec(step=..., initial_state=...)"
             ) from error
     check_state(state, 2)
@@ -194,15 +196,15 @@ def describe(state: State) -> str:
     return type(state).__name__
 
 
-def check_state(state: State, batch_size: int) -> None:
-    """Raise unless every leaf is a floating tensor with the batch first."""
+def check_state(state: State, batch_size: int, what: str = "state") -> None:
+    """Raise unless every leaf is a floating tensor with the batch first; ``what`` opens the message."""
     leaves = tree_leaves(state)
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
             kind = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise TypeError(f"state: expected floating-point tensors (ACT takes their mean), got {kind}")
+            raise TypeError(f"{what}: expected floating-point tensors (ACT takes their mean), got {kind}")
     if not leaves or any(leaf.dim() == 0 or len(leaf) != batch_size for leaf in leaves):
-        raise ValueError(f"state: expected tensors [B, ...] with batch size B = {batch_size}, got {describe(state)}")
+        raise ValueError(f"{what}: expected tensors [B, ...] with batch size B = {batch_size}, got {describe(state)}")
 
 
 def check_same(before: State, after: State, what: str) -> None:
@@ -215,18 +217,3 @@ def check_same(before: State, after: State, what: str) -> None:
 def check_update(before: State, after: State, n: int) -> None:
     """Raise if update n changed the structure or the shapes of the state."""
     check_same(before, after, f"the cell changed the shape or structure of its state at update {n}")
-
-
-def holds_anywhere(mask: Tensor, *, unknown: bool) -> bool:
-    """Whether any row is true; ``unknown`` under vmap, where nobody can tell."""
-    try:
-        return bool(mask.any())
-    except RuntimeError:
-        if not in_transform():
-            raise
-        return unknown
-
-
-def in_transform() -> bool:
-    """Whether the call runs inside a ``torch.func`` transform (grad, vmap, jvp)."""
-    return torch._C._functorch.peek_interpreter_stack() is not None

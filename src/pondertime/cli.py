@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from pondertime import __version__
 from pondertime.config import (
     ConfigError,
     Interrupted,
@@ -355,6 +356,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 def parse(args: list[str]) -> Any:
     """The command that the arguments ask for; a mistake ends in one line."""
+    if args[0] == "--version":
+        say(f"pondertime {__version__}")
+        raise SystemExit
     if args[0] not in COMMANDS and not args[0].startswith("-"):
         fail(f"unknown command {args[0]!r}: expected one of {', '.join(COMMANDS)}", 2)
     caught = io.StringIO()

@@ -44,7 +44,7 @@ OptionalReal = Annotated[float | None, number(float), optional()]
 OptionalPath = Annotated[Path | None, optional(metavar="PATH")]
 PresetName = Annotated[str, tyro.conf.arg(metavar="fast|paper")]
 Device = Annotated[str, tyro.conf.arg(metavar="cpu|cuda|auto")]
-Backend = Annotated[str, tyro.conf.arg(metavar="NAME")]
+Backend = Annotated[str, tyro.conf.arg(metavar="auto|reference|compact|fused")]
 
 
 @dataclass(frozen=True, kw_only=True)

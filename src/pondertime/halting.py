@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+# By how much rounding may take a probability out of its range.
+SLACK = 1e-5
 # A tensor, or any nested tuple, list or dict of tensors with the batch as their first axis.
 State = Any
 
@@ -48,6 +50,34 @@ def check_epsilon(epsilon: float) -> None:
         raise ValueError(f"epsilon: expected a number between 0 and 1, got {epsilon}")
 
 
+def holds_anywhere(mask: Tensor, *, unknown: bool) -> bool:
+    """Whether any row is true; ``unknown`` under vmap, where nobody can tell."""
+    try:
+        return bool(mask.any())
+    except RuntimeError:
+        if not in_transform():
+            raise
+        return unknown
+
+
+def in_transform() -> bool:
+    """Whether the call runs inside a ``torch.func`` transform (grad, vmap, jvp)."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def check_probabilities(h: Tensor) -> None:
+    """Raise for logits, say. Only on a CPU: elsewhere looking would stop the device, and a graph in a compiler."""
+    if (
+        h.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and holds_anywhere((h < -SLACK) | (h > 1 + SLACK), unknown=False)
+    ):
+        low, high = h.min().item(), h.max().item()
+        raise ValueError(
+            f"h: expected probabilities, such as a sigmoid gives, got numbers from {low:.3g} to {high:.3g}"
+        )
+
+
 def halting_distribution(h: Tensor, *, epsilon: float = 0.01) -> Halting:
     """Turn halting activations into halting probabilities.
 
@@ -62,6 +92,7 @@ def halting_distribution(h: Tensor, *, epsilon: float = 0.01) -> Halting:
         raise ValueError(f"h: expected [n, *batch] with n >= 1, got shape {list(h.shape)}")
     if not h.is_floating_point():
         raise TypeError(f"h: expected floating-point probabilities, got {h.dtype}")
+    check_probabilities(h)
     h = h.to(sum_dtype(h.dtype))
 
     # sums[n] = sum of h over the updates before update n + 1, one addition at a time. It starts with a 0 that

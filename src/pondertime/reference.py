@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
-from pondertime.cells import Network, check_state, check_update, holds_anywhere, step_function, visible_state
-from pondertime.halting import NotANumber, State, halting_distribution, mean_field, sum_dtype
+from pondertime.cells import Network, check_state, check_update, like_of, step_function, visible_state
+from pondertime.halting import NotANumber, State, halting_distribution, holds_anywhere, mean_field, sum_dtype
 
 # step(x, state, n) -> (s^n, y^n, h^n), and record(n, rows, h, p, y) of the rows
 # that made update n.
@@ -71,8 +71,8 @@ def keep_halted(running: Tensor, new: State, old: State) -> State:
 
 
 def check_nan(h: Tensor, where: str) -> None:
-    """Raise if the cell gave NaN. Only on a CPU: elsewhere looking would stop the device."""
-    if h.device.type == "cpu" and holds_anywhere(h.isnan(), unknown=False):
+    """Raise if the cell gave NaN. Only on a CPU: elsewhere looking would stop the device, and a graph in a compiler."""
+    if h.device.type == "cpu" and not torch.compiler.is_compiling() and holds_anywhere(h.isnan(), unknown=False):
         count = int(h.isnan().sum())
         raise NotANumber(
             f"expected numbers from the cell, got NaN at {where} in {count} of the {len(h)} rows then running"
@@ -87,7 +87,7 @@ def network_step(net: Network, t: int, *, read_out: bool, written_out: bool) -> 
     cell_step = step_function(net.cell, net.spec, written_out=written_out)
 
     def step(x: Tensor, state: State, n: int) -> tuple[State, Tensor, Tensor]:
-        flag = x.new_full((len(x), 1), float(n == 1))
+        flag = x.new_full((len(x), 1), 1.0 if n == 1 else 0.0)
         s = cell_step(net.cell, torch.cat([x, flag], 1), state)  # x^n_t: the input and the first-step flag
         if state is None:
             check_state(s, len(x))
@@ -98,7 +98,7 @@ def network_step(net: Network, t: int, *, read_out: bool, written_out: bool) -> 
         h = torch.sigmoid(logit.to(sum_dtype(logit.dtype)))
         check_nan(h, f"input step {t}, update {n}")
         if net.force_steps is not None:
-            h = 0 * h + float(n == net.force_steps)
+            h = 0 * h + (1.0 if n == net.force_steps else 0.0)
         return s, net.output(v) if net.output is not None and read_out else v, h
 
     return step
@@ -107,7 +107,7 @@ def network_step(net: Network, t: int, *, read_out: bool, written_out: bool) -> 
 def one_hot(x: Tensor, net: Network) -> Tensor:
     """Integers ``[B]`` as one-hot rows of the cell's input size less the flag."""
     size = net.cell.input_size - 1
-    return F.one_hot(x.long(), size).to(net.halt.weight.dtype)
+    return F.one_hot(x.long(), size).to(like_of(net.cell).dtype)
 
 
 def unroll(

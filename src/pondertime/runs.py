@@ -293,7 +293,7 @@ class RunFolder:
         whole, saved = self.config(), self.load()
         if saved is None:
             raise RunError(f"{self.path}: no checkpoint yet")
-        task, found = make_task(whole), []
+        task, found = make(whole.task, **whole.task_options), []  # without a look at the data
         for e in places:
             config, weights = whole.member(e), saved[0]["model"]
             if whole.size > 1:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_map
 
-from pondertime.cells import check_state, in_transform
-from pondertime.halting import State
+from pondertime.cells import check_state
+from pondertime.halting import State, in_transform
 
 
 class Sequences(NamedTuple):

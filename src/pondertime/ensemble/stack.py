@@ -24,7 +24,7 @@ class Ensemble(nn.Module):
     def __init__(self, networks: list[ACT], *, plain: bool = False) -> None:
         super().__init__()
         first = networks[0]
-        reason = why_not_fused(first, first.halt.weight.device, first.halt.weight.dtype)
+        reason = why_not_fused(first, first.halt.weight.device)
         if reason is not None:
             raise ValueError(f"these networks cannot be stacked: {reason}")
         self.template = [first]  # in a list: its weights are not ours
@@ -46,7 +46,7 @@ class Ensemble(nn.Module):
 
     def resolve(self, device: torch.device | str) -> str:
         """The name of the backend that serves calls on ``device``."""
-        reason = why_not_fused(self.template[0], torch.device(device), self.template[0].halt.weight.dtype)
+        reason = why_not_fused(self.template[0], torch.device(device))
         if reason is not None:
             raise RuntimeError(f"these networks cannot be stacked: {reason}")
         return "fused-calls" if self.plain else "fused"

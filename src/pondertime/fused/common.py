@@ -66,6 +66,35 @@ class Inputs(NamedTuple):
     bias_y: Tensor | None = None  # [E, O]
 
 
+# The inputs but x, as a user knows them.
+NAMES = (
+    *(f"cell.{name}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")),
+    *("halt.weight", "halt.bias", "state", "state", "output.weight", "output.bias"),
+)
+
+
+def check_inputs(i: Inputs, kind: CellKind) -> None:
+    """Raise unless all tensors are alike and have the sizes that W_h says: they are read by their addresses."""
+    *front, _, H = i.weight_hh.shape
+    B, X, P, columns = i.h.shape[-2], kind.x_width * H, kind.gates * H, i.weight_ih.shape[-1]
+    out = () if i.weight_y is None else i.weight_y.shape[-2:-1]
+    sizes = (X, columns), (P, H), (X,), (P,), (1, H), (1,), (B, H), (B, H), (*out, H), out
+    for name, a, size in zip(NAMES, i[1:], sizes, strict=True):
+        if a is not None:
+            check_like(name, a, (*front, *size), i.weight_hh.dtype, i.weight_hh.device)
+    x = (*i.x.shape[: len(front) + 1], B, columns - 1)
+    if i.x.is_floating_point():
+        check_like("x", i.x, x, i.weight_hh.dtype, i.weight_hh.device)
+    else:
+        check_like("x", i.x, x[:-1], i.x.dtype, i.weight_hh.device)
+
+
+def check_like(name: str, a: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    if a.shape != shape or a.dtype != dtype or a.device != device:
+        wanted, got = f"{list(shape)} {dtype} on {device}", f"{list(a.shape)} {a.dtype} on {a.device}"
+        raise ValueError(f"{name}: expected {wanted} beside cell.weight_hh, got {got}")
+
+
 def stream_of(device: torch.device) -> int:
     """The current stream, as Triton asks for it: quicker than a Stream."""
     return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pondertime.cells import Network, hooked, modules_of, parameter
 from pondertime.fused import calls, native
-from pondertime.fused.common import Grads, Inputs, Outputs, Rules, capturing, kind_of, stream_of
+from pondertime.fused.common import Grads, Inputs, Outputs, Rules, capturing, check_inputs, kind_of, stream_of
 from pondertime.halting import State
 from pondertime.reference import Recorder, Result, read_out_after
 
@@ -29,6 +29,7 @@ def make_run(inputs: Inputs, rules: Rules, *, plain: bool, keep: bool, seen: boo
         from pondertime.fused import triton_run
 
         return triton_run.make(inputs, rules, keep=keep, seen=seen, again=again)
+    check_inputs(inputs, rules.kind)
     lib = native.library()
     if plain or isinstance(lib, str):
         return calls.make(inputs, rules, keep=keep, seen=seen)
@@ -68,6 +69,10 @@ class Fused(torch.autograd.Function):
             made = Fused.once(ctx, *grads)
         there = iter(Twice.apply(*(a.requires_grad_() for a in made if a is not None)))
         return None, None, *(None if a is None else next(there) for a in made)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any):  # type: ignore[override]
+        raise RuntimeError("the fused path has no forward mode; backend='reference' has")
 
     @staticmethod
     def once(ctx: Any, d_y: Any, d_h: Any, d_c: Any, _: Any, *d_ponder: Any) -> Inputs:

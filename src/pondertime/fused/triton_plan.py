@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.fused.common import GRU, KINDS, Inputs, Rules, stream_of
+from pondertime.fused.common import GRU, KINDS, Inputs, Rules, check_inputs, stream_of
 from pondertime.fused.triton_tape import FLOAT32, HALF, TF32
 
 # What calls of a shape have in common.
@@ -98,14 +98,13 @@ class Plan:
 def plan_of(inputs: Inputs, rules: Rules, keep: bool) -> Plan:
     """The plan of a call."""
     kind, epsilon, max_steps, force_steps, lengths, stacked, half, _ = rules
-    x, h, weight_y = inputs.x, inputs.h, inputs.weight_y
     key = (
-        keep, h.device, h.shape, x.shape, x.dtype, inputs.weight_ih.shape, inputs.bias_ih is None,
-        None if weight_y is None else weight_y.shape, inputs.bias_y is None, kind.name, epsilon, max_steps, force_steps,
-        lengths is None, stacked, precision_of(half),
+        keep, inputs.h.device, kind.name, epsilon, max_steps, force_steps, lengths is None, stacked,
+        *[a if a is None else (a.shape, a.dtype) for a in inputs], precision_of(half),
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
+        check_inputs(inputs, kind)
         if len(_plans) >= MOST_PLANS:
             _plans.clear()
         plan = _plans[key] = Plan(inputs, rules, key[-1])

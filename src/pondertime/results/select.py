@@ -30,7 +30,10 @@ class Summary(NamedTuple):
 
 
 def missing(results_dir: Path, task: str, what: str) -> MissingResults:
-    return MissingResults(f"no {what} of {task} in {results_dir}: make them with `pondertime sweep {task}`")
+    return MissingResults(
+        f"no {what} of {task} in {results_dir}: make them with `pondertime sweep {task}`; "
+        "those of the docs are in the repository's results/, named with --results"
+    )
 
 
 def groups(results_dir: Path, task: str, preset: str | None) -> list[Group]:
