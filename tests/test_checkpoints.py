@@ -58,7 +58,7 @@ def grid(path: Path) -> RunFolder:
     folder = RunFolder(path)
     path.mkdir()
     folder.write_config(whole)
-    write_json(path / "env.json", {"commit": "abc", "command": "pondertime sweep parity"})
+    write_json(path / "env.json", {"commit": "abc", "command": "pondertime sweep parity", "device": "cuda"})
     folder.save({"model": stacked, "optimiser": {}}, {})
     numbers = {"sequences": 9, "error_se": 0.01, "target_error": 0.2, "target_error_se": 0.01, "steps": 2.0, "rho": 2.5}
     members = [{"seed": 5 + e % 2, "failed": 7 if e == 1 else None, "error": e / 10, **numbers} for e in range(6)]

@@ -123,7 +123,7 @@ class Evaluate:
     tau: OptionalReal = None
     """Which network, where the run holds several time penalties; left out: the one without ACT."""
     sequences: OptionalWhole = None
-    """How many; default 10,000 (wikipedia 200 of 500 characters)."""
+    """How many; default 10,000 (wikipedia 200 of 500 characters), and 1,000 or fewer at each difficulty."""
     device: Device = "auto"
     backend: Backend = "auto"
     results: OptionalPath = None
@@ -134,7 +134,7 @@ class Evaluate:
             check_count("sequences", self.sequences)
         device = pick_device(self.device, self.backend)
         from pondertime.checkpoints import Checkpoint, find
-        from pondertime.evaluate import TEXT_SEQUENCES, portrait
+        from pondertime.evaluate import portrait
         from pondertime.runs import served_by, write_json
 
         folder = find(self.run_folder)
@@ -145,9 +145,8 @@ class Evaluate:
         config, task, network = folder.load_network(place, backend=self.backend)
         served_by(network.to(device), device)
         with waiting(f"evaluating {config.name}"):
-            # In the tables a sweep's networks and this one stand beside each other.
-            texts = None if self.results is None else TEXT_SEQUENCES
-            found = portrait(network, task, sequences=self.sequences, texts=texts, device=device)
+            stored = self.results is not None
+            found = portrait(network, task, sequences=self.sequences, stored=stored, device=device)
         say(describe(config, found.result))
         if folder.result() is None:
             say("its training has not ended")

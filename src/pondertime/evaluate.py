@@ -250,12 +250,17 @@ class Portrait(NamedTuple):
 
 
 def portrait(
-    network: ACT, task: Task, *, sequences: int | None = None, texts: int | None = None, device: str = "cpu"
+    network: ACT, task: Task, *, sequences: int | None = None, stored: bool = False, device: str = "cpu"
 ) -> Portrait:
-    """Errors, ponder, both against difficulty, traces; of networks that read text also what they do with so many."""
+    """Errors, ponder, both against difficulty, traces; of networks that read text also what they do with it.
+
+    ``stored``: what the result tables hold is measured as a sweep does, however few sequences are asked for.
+    """
+    samples = DIFFICULTY_SAMPLES if stored or sequences is None else min(sequences, DIFFICULTY_SAMPLES)
+    texts = TEXT_SEQUENCES if stored else sequences
     return Portrait(
         evaluate(network, task, sequences=sequences, device=device),
-        difficulty_curve(network, task, device=device),
+        difficulty_curve(network, task, samples=samples, device=device),
         sample_traces(network, task, device=device),
-        *read_text(network, task, sequences=texts or sequences, device=device),
+        *read_text(network, task, sequences=texts, device=device),
     )
