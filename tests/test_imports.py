@@ -13,7 +13,7 @@ import pondertime
 ROOT = Path(pondertime.__file__).parent
 # A module may import those of its own line and of the lines above it. Folders count as one module.
 LAYERS = [
-    {"halting", "cells", "config", "data", "progress"},
+    {"halting", "cells", "config", "data", "progress", "untraced"},
     {"sequences", "plain", "reference", "results", "characters"},
     {"compact", "fused"},
     {"backends"},

@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_map
 import oracle
 import pondertime as pt
 from compare import assert_same
+from pondertime import backends
+from pondertime.fused import function
 from zoo import KINDS, gradients, make, random_state, weighted
 
 
@@ -109,15 +111,28 @@ def test_compile(backend: str) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf", "ignore::DeprecationWarning")
 def test_compile_by_default() -> None:
-    """With torch's own compiler, forward and backward; then with another number of updates."""
+    """With torch's own compiler, which compiles what is around the network and leaves it on its fast path."""
     torch._dynamo.reset()
-    net, x = make("gru", max_steps=2), randn(1, 2, 3)
-    compiled: Any = torch.compile(net)
+    net = make("gru", 4)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.net = nn.Linear(3, 4, dtype=torch.float64), net
+
+        def forward(self, x: Tensor) -> Tensor:
+            output, _, ponder = self.net(self.inner(x).tanh())
+            return output.square().sum() + ponder.cost.sum()
+
+    model, x, served = Model(), randn(5, 2, 3), []
+    compiled: Any = torch.compile(model)
     for steps in (None, 2):
         net.force_steps = steps
-        result, expected = compiled(x), net(x)
-        assert_same(tuple(result), tuple(expected))
-        assert_same(gradients(net, result), gradients(net, expected))
+        expected = torch.autograd.grad(model(x), list(model.parameters()))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(backends.BACKENDS, "fused", lambda *args: served.append(args[0]) or function.fused(*args))
+            assert_same(torch.autograd.grad(compiled(x), list(model.parameters())), expected)
+    assert served == [net, net]
 
 
 @pytest.mark.parametrize("kind", ["rnn_tanh", "gru", "lstm"])

@@ -190,6 +190,14 @@ class ACT(nn.Module):
         lengths: Tensor | Sequence[int] | None = None,
     ) -> ACTOutput:
         """Run over sequences; ``lengths`` ``[B]`` where they differ."""
+        if torch.compiler.is_compiling():
+            from pondertime import untraced
+
+            return untraced.serve(self, x, state, lengths)
+        return self.serve(x, state, lengths)
+
+    def serve(self, x: Any, state: State | None, lengths: Any) -> ACTOutput:
+        """A call that nobody traces."""
         seqs = self._read(x, state, lengths)
         return self._lay_out(seqs, self._run(seqs))
 
