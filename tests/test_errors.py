@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import pondertime as pt
@@ -290,6 +291,21 @@ def test_a_parameter_of_the_wrong_kind(module: str, name: str, value: Tensor, pa
         net(zeros(3, B, 5))
 
 
+def test_a_torch_cell_with_a_step_of_its_own() -> None:
+    """May have any state."""
+
+    def step(cell: Any, x: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"h": cell(x, state["h"]), "m": state["m"] + state["h"].mean(1, keepdim=True)}
+
+    spec = pt.CellSpec(step, lambda state: state["h"], lambda _, b: {"h": zeros(b, H), "m": zeros(b, 1)})
+    net = pt.ACT(nn.GRUCell(6, H).double(), 2, spec=spec)
+    output, state, _ = net(zeros(3, B, 5))
+    assert output.shape == (3, B, 2) and state["m"].shape == (B, 1)
+    assert net(zeros(3, B, 5), state).state["h"].shape == (B, H)
+    with pytest.raises(ValueError, match=r"state: expected {'h': .* 'm': Tensor \[4, 1\]}, got Tensor"):
+        net(zeros(3, B, 5), zeros(B, H))
+
+
 def test_any_halting_unit() -> None:
     """One of several layers is served by the paths that call it."""
     net, x = pt.ACT(nn.LSTMCell(6, H), 2).double(), torch.randn(3, B, 5, dtype=F64)
@@ -299,13 +315,32 @@ def test_any_halting_unit() -> None:
     found = tuple(net(x)), tuple(net(torch.tensor([[1, 2, 3, 4]])))
     net.halt = linear
     assert_same(found, (tuple(net(x)), tuple(net(torch.tensor([[1, 2, 3, 4]])))))
+    net.halt = nn.Sequential(linear, nn.Identity())  # type: ignore[assignment]
+    net.reset_parameters()
+
+
+def test_probabilities_rounded() -> None:
+    """Sums of shares may exceed 1 by a rounding; a trace sees no numbers."""
+    h = torch.full((1, 3), 1.0, dtype=torch.bfloat16) + torch.finfo(torch.bfloat16).eps
+    assert pt.halting_distribution(h).steps.tolist() == [1, 1, 1]
+    traced = make_fx(lambda h: pt.halting_distribution(h).p)(torch.rand(3, 2))
+    assert traced(torch.full((3, 2), 0.4)).shape == (3, 2)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own
-def test_forward_mode_is_the_references() -> None:
-    net, x = make("lstm", backend="fused"), zeros(2, 2, 3)
-    with forward_ad.dual_level(), pytest.raises(RuntimeError, match=r"has no forward mode; backend='reference' has"):
-        net(forward_ad.make_dual(x, torch.ones_like(x)))
+def test_forward_mode() -> None:
+    """Not by the fused path; else as the reference."""
+    net, x = make("lstm"), torch.randn(2, 2, 3, dtype=F64)
+    tangents = []
+    with forward_ad.dual_level(), torch.no_grad():
+        for net.backend in ("auto", "reference"):
+            y = net(forward_ad.make_dual(x, torch.ones_like(x))).output
+            tangents.append(forward_ad.unpack_dual(y).tangent)
+        net.backend = "fused"
+        with pytest.raises(RuntimeError, match=r"backend 'fused' cannot serve this call: it has no forward mode"):
+            net(x)
+    assert_same(tangents[0], tangents[1])
+    net(x)
 
 
 def test_what_a_backend_cannot_do_it_says() -> None:

@@ -161,7 +161,7 @@ class ACT(nn.Module):
         self._backend = value
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew: the cell's own way, else that of its parts; halt_bias for b_h."""
+        """Draw parameters anew: the cell's own way, else that of its parts, where they have one; halt_bias for b_h."""
 
         def reset(module: nn.Module) -> None:
             own = getattr(module, "reset_parameters", None)
@@ -173,7 +173,8 @@ class ACT(nn.Module):
 
         for module in self.children():
             reset(module)
-        nn.init.constant_(self.halt.bias, self.halt_bias)
+        if isinstance(getattr(self.halt, "bias", None), Tensor):
+            nn.init.constant_(self.halt.bias, self.halt_bias)
 
     def extra_repr(self) -> str:
         words = [f"epsilon={self.epsilon}", f"max_steps={self.max_steps}"]
@@ -238,10 +239,10 @@ class ACT(nn.Module):
     def _check_type(self, name: str, a: Tensor) -> None:
         """Raise for a type that a cell of torch.nn does not take."""
         cell = modules_of(self)[0]
-        if not is_torch_cell(cell) or torch.is_autocast_enabled(a.device.type):
+        if not is_torch_cell(cell):
             return
         expected = parameter(cell, "weight_hh").dtype
-        if a.dtype != expected:
+        if a.dtype != expected and not torch.is_autocast_enabled(a.device.type):
             raise ValueError(f"{name}: expected the cell's type {expected}, got {a.dtype}")
 
     def _run(self, seqs: sequences.Sequences, recorder: Any = None) -> Result:
@@ -250,8 +251,9 @@ class ACT(nn.Module):
             state = initial_state(self.cell, self.spec, B)
         if state is None and not backend.startswith("fused"):  # which has zeros of its own
             state = initial_state(self.cell, self.spec, B)
-        elif state is not None and is_torch_cell(self.cell):
-            check_same(initial_state(self.cell, CellSpec(), B), state, "state")
+        elif state is not None and is_torch_cell(self.cell) and (self.spec.step is None or seqs.state is not None):
+            own = CellSpec() if self.spec.step is None else self.spec
+            check_same(initial_state(self.cell, own, B), state, "state")
             for leaf in tree_leaves(state):
                 self._check_type("state", leaf)
         return BACKENDS[backend](self, seqs.x, state, seqs.lengths, recorder)
@@ -323,11 +325,12 @@ def ponder(
             check_rows(x, len(h))
         if output is None:
             return new, (), h
-        check_state(output, len(h), "output")
+        if tree_leaves(output):
+            check_state(output, len(h), "output")
         return new, output, h
 
     run = PONDERS["compact" if compact else "reference"]
-    s, y, steps, remainder = run(checked, x, state, epsilon, max_steps)
+    s, y, steps, remainder = run(checked, x, state, epsilon, max_steps)  # y is () where there is no output
     rho = steps + remainder
     return PonderOutput(s, None if y == () else y, Ponder(steps, remainder, rho, rho))
 

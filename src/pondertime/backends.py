@@ -81,6 +81,8 @@ def why_not_fused(net: Network, device: torch.device) -> str | None:
         return "under autocast it computes in bfloat16 on a GPU, and nothing else"
     if torch.compiler.is_compiling():
         return "torch.compile cannot look into it"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "it has no forward mode"
     return why_not_compact(device)
 
 

@@ -172,8 +172,11 @@ def visible_size(cell: nn.Module, spec: CellSpec) -> int:
             with torch.no_grad():
                 step, x = step_function(cell, spec), like_of(cell).new_zeros(2, size)
                 state = step(probe, x, None)
+                check_state(state, 2)
                 check_update(state, step(probe, x, state), 2)
         except Exception as error:
+            if state is not None:
+                check_state(state, 2)  # which says more
             raise TypeError(
                 f"{type(cell).__name__}: expected a cell called as state = cell(input, None), then as state = "
                 f"cell(input, state), on an input [2, {size}], got {type(error).__name__}: {error}; "

@@ -135,14 +135,15 @@ class Evaluate:
         device = pick_device(self.device, self.backend)
         from pondertime.checkpoints import Checkpoint, find
         from pondertime.evaluate import portrait
-        from pondertime.runs import served_by, write_json
+        from pondertime.runs import make_task, served_by, write_json
 
         folder = find(self.run_folder)
         if isinstance(folder, Checkpoint) and self.results is not None:
             raise ConfigError(f"--results: {folder.name} is a checkpoint, without the learning curve that goes there")
         recorded = folder.recorded() if isinstance(folder, Checkpoint) else None
         place = folder.find(seed=self.seed, tau=self.tau)
-        config, task, network = folder.load_network(place, backend=self.backend)
+        config, _, network = folder.load_network(place, backend=self.backend)
+        task = make_task(config)
         served_by(network.to(device), device)
         with waiting(f"evaluating {config.name}"):
             stored = self.results is not None

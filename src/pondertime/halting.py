@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-# By how much rounding may take a probability out of its range.
+# By how much rounding may take a probability out of its range, at least.
 SLACK = 1e-5
 # A tensor, or any nested tuple, list or dict of tensors with the batch as their first axis.
 State = Any
@@ -65,13 +65,15 @@ def in_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def may_look(a: Tensor) -> bool:
+    """Whether a look at the numbers costs nothing: it would stop a GPU, and end a graph that is traced."""
+    return a.device.type == "cpu" and not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+
+
 def check_probabilities(h: Tensor) -> None:
-    """Raise for logits, say. Only on a CPU: elsewhere looking would stop the device, and a graph in a compiler."""
-    if (
-        h.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and holds_anywhere((h < -SLACK) | (h > 1 + SLACK), unknown=False)
-    ):
+    """Raise for logits, say."""
+    slack = max(SLACK, 2 * torch.finfo(h.dtype).eps)
+    if may_look(h) and holds_anywhere((h < -slack) | (h > 1 + slack), unknown=False):
         low, high = h.min().item(), h.max().item()
         raise ValueError(
             f"h: expected probabilities, such as a sigmoid gives, got numbers from {low:.3g} to {high:.3g}"

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
 from pondertime.cells import Network, check_state, check_update, like_of, step_function, visible_state
-from pondertime.halting import NotANumber, State, halting_distribution, holds_anywhere, mean_field, sum_dtype
+from pondertime.halting import (
+    NotANumber,
+    State,
+    halting_distribution,
+    holds_anywhere,
+    may_look,
+    mean_field,
+    sum_dtype,
+)
 
 # step(x, state, n) -> (s^n, y^n, h^n), and record(n, rows, h, p, y) of the rows
 # that made update n.
@@ -71,8 +79,8 @@ def keep_halted(running: Tensor, new: State, old: State) -> State:
 
 
 def check_nan(h: Tensor, where: str) -> None:
-    """Raise if the cell gave NaN. Only on a CPU: elsewhere looking would stop the device, and a graph in a compiler."""
-    if h.device.type == "cpu" and not torch.compiler.is_compiling() and holds_anywhere(h.isnan(), unknown=False):
+    """Raise if the cell gave NaN."""
+    if may_look(h) and holds_anywhere(h.isnan(), unknown=False):
         count = int(h.isnan().sum())
         raise NotANumber(
             f"expected numbers from the cell, got NaN at {where} in {count} of the {len(h)} rows then running"
@@ -107,7 +115,7 @@ def network_step(net: Network, t: int, *, read_out: bool, written_out: bool) -> 
 def one_hot(x: Tensor, net: Network) -> Tensor:
     """Integers ``[B]`` as one-hot rows of the cell's input size less the flag."""
     size = net.cell.input_size - 1
-    return F.one_hot(x.long(), size).to(like_of(net.cell).dtype)
+    return F.one_hot(x.long(), size).to(like_of(net.halt).dtype)
 
 
 def unroll(

@@ -168,8 +168,10 @@ def folder_of(job: TrainConfig, places: Places) -> RunFolder:
     own = RunFolder(places.runs / job.name)
     if own.path.exists():
         return own
-    begun = (folder for folder, whole in groups(places) if replace(whole, iterations=job.iterations) == job)
-    return next(begun, own)
+    for folder, whole in groups(places):
+        if whole.iterations <= job.iterations and replace(whole, iterations=job.iterations) == job:
+            return folder
+    return own
 
 
 def together(configs: list[TrainConfig], places: Places, processes: int = 1) -> list[TrainConfig]:

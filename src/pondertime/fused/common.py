@@ -82,7 +82,7 @@ def check_inputs(i: Inputs, kind: CellKind) -> None:
     for name, a, size in zip(NAMES, i[1:], sizes, strict=True):
         if a is not None:
             check_like(name, a, (*front, *size), i.weight_hh.dtype, i.weight_hh.device)
-    x = (*i.x.shape[: len(front) + 1], B, columns - 1)
+    x = (*front, i.x.shape[len(front)], B, columns - 1)
     if i.x.is_floating_point():
         check_like("x", i.x, x, i.weight_hh.dtype, i.weight_hh.device)
     else:

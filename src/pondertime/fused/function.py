@@ -71,10 +71,6 @@ class Fused(torch.autograd.Function):
         return None, None, *(None if a is None else next(there) for a in made)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any):  # type: ignore[override]
-        raise RuntimeError("the fused path has no forward mode; backend='reference' has")
-
-    @staticmethod
     def once(ctx: Any, d_y: Any, d_h: Any, d_c: Any, _: Any, *d_ponder: Any) -> Inputs:
         rules, plain = ctx.options
         inputs = Inputs(*ctx.saved_tensors)
@@ -116,7 +112,7 @@ def first_state(weight: Tensor, B: int, H: int) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def kept_zeros(B: int, H: int, device: torch.device, stream: int) -> Tensor:
     with torch.inference_mode(False):
-        return torch.zeros(B, H, device=device)
+        return torch.zeros(B, H, device=device, dtype=torch.float32)
 
 
 def prepare(net: Network, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Inputs, Rules]:

@@ -99,8 +99,8 @@ def plan_of(inputs: Inputs, rules: Rules, keep: bool) -> Plan:
     """The plan of a call."""
     kind, epsilon, max_steps, force_steps, lengths, stacked, half, _ = rules
     key = (
-        keep, inputs.h.device, kind.name, epsilon, max_steps, force_steps, lengths is None, stacked,
-        *[a if a is None else (a.shape, a.dtype) for a in inputs], precision_of(half),
+        keep, kind.name, epsilon, max_steps, force_steps, lengths is None, stacked,
+        *[a if a is None else (a.shape, a.dtype, a.device) for a in inputs], precision_of(half),
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
