@@ -195,9 +195,9 @@ class ACT(nn.Module):
             from pondertime import untraced
 
             return untraced.serve(self, x, state, lengths)
-        return self.serve(x, state, lengths)
+        return self._serve(x, state, lengths)
 
-    def serve(self, x: Any, state: State | None, lengths: Any) -> ACTOutput:
+    def _serve(self, x: Any, state: State | None, lengths: Any) -> ACTOutput:
         """A call that nobody traces."""
         seqs = self._read(x, state, lengths)
         return self._lay_out(seqs, self._run(seqs))

@@ -10,4 +10,4 @@ import torch
 
 @torch.compiler.disable(reason="the number of updates depends on the data")
 def serve(net: Any, *args: Any) -> Any:
-    return net.serve(*args)
+    return net._serve(*args)
