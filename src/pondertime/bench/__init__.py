@@ -5,6 +5,7 @@ backend's values and gradients are first compared with the reference's: without 
 """
 
 import csv
+import os
 import platform
 import statistics
 from collections.abc import Callable
@@ -204,6 +205,7 @@ def measure_ragged(w: Workload, seconds: float) -> dict[str, float]:
 
 def peak_memory(call: Callable[[], Any]) -> int:
     """The most bytes allocated at once during a call, from torch's profiler."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it says when it starts and stops
     from torch.profiler import ProfilerActivity, profile
 
     call()
