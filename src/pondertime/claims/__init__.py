@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pondertime.claims import addition, logic, parity, shared, sort, wikipedia
 from pondertime.claims.evidence import Evidence, Finding, load_all
+from pondertime.claims.words import figures_of
 
 __all__ = ["CLAIMS", "Claim", "Evidence", "Finding", "check"]
 
@@ -26,8 +27,8 @@ class Claim(NamedTuple):
 
 
 def of_every_task(task: str, limit: int) -> list[Claim]:
-    """The claims that the paper makes in general; figures of wikipedia are named after its data."""
-    name = "enwik" if task == "wikipedia" else task
+    """The claims that the paper makes in general."""
+    name = figures_of(task)
     return [
         Claim(task, "N stays far below M", f"far less than M = {limit}", f"{name}_plot", shared.far_below_limit),
         Claim(task, "results depend on tau", "quite sensitive to its value", f"{name}_plot", shared.depends_on_tau),
@@ -42,7 +43,7 @@ def of_every_task(task: str, limit: int) -> list[Claim]:
 
 
 def _task(task: str, limit: int, *lines: tuple[str, str, str, Callable[[Evidence], Finding | None]]) -> list[Claim]:
-    name = "enwik" if task == "wikipedia" else task
+    name = figures_of(task)
     own = [Claim(task, text, paper, f"{name}_{kind}", checked) for text, paper, kind, checked in lines]
     return [*own, *of_every_task(task, limit)]
 

@@ -1,12 +1,10 @@
 """What the paper says of addition."""
 
-from pondertime.claims.evidence import Evidence, Finding, error, linearity, measured, nearest, rows, straight
+from pondertime.claims.evidence import Evidence, Finding, error, linearity, measured, rows, shown, straight
 from pondertime.claims.shared import slopes_of
 from pondertime.claims.words import about, number, percent, spread_out
 from pondertime.results import SequenceTrace
 from pondertime.results.select import digits, summary
-
-SHOWN = 9e-4  # the tau of the network whose sequences the paper shows
 
 
 def without_act(e: Evidence) -> Finding | None:
@@ -33,7 +31,7 @@ def slope_at_highest(e: Evidence) -> Finding | None:
 
 def at_least_the_digits(e: Evidence) -> Finding | None:
     """Ponder at a step is at least about the number of digits of the two numbers that are summed."""
-    group = nearest([g for g in e.act if any(e.traces.get(row.key) for row in g.rows)], SHOWN)
+    group = shown(e, e.traces)
     if group is None:
         return None
     used, shares = measured(group.rows, lambda row: share_above(e.traces.get(row.key, [])))

@@ -5,9 +5,9 @@ it is the rank correlation over the time penalties of one seed, averaged over se
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from pondertime.results import (
     read_rows,
     read_traces,
 )
-from pondertime.results.select import Group, MissingResults, Summary, groups, summary, value
+from pondertime.results.select import SHOWN, Group, MissingResults, Summary, groups, summary, value
 
 # "About linear" is a correlation above this.
 STRAIGHT = 0.95
@@ -120,9 +120,10 @@ def hardly_pondering(e: Evidence) -> list[tuple[str, list[Row]]]:
     return [("without ACT", e.without), *([(f"tau from {top[0].tau:g} on", rows(top))] if top else [])]
 
 
-def nearest(act: Iterable[Group], tau: float) -> Group | None:
-    """The group whose time penalty is nearest to one that the paper shows."""
-    return min(act, key=lambda g: abs(math.log(max(g.tau or 0, 1e-9) / tau)), default=None)
+def shown(e: Evidence, table: Mapping[Key, Any]) -> Group | None:
+    """The networks at the time penalty nearest to the one whose sequences the paper shows, among those in a table."""
+    there = [group for group in e.act if any(table.get(row.key) for row in group.rows)]
+    return min(there, key=lambda g: abs(math.log(max(g.tau or 0, 1e-9) / SHOWN[e.task])), default=None)
 
 
 def successful(e: Evidence) -> list[Group]:

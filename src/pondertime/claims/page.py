@@ -6,6 +6,7 @@ from string import ascii_uppercase
 
 from pondertime.claims import Claim, Finding, answer
 from pondertime.claims.settings import describe, origins
+from pondertime.claims.words import figures_of
 from pondertime.config import TASK_NAMES
 
 INTRODUCTION = """# Results beside the paper's
@@ -67,7 +68,7 @@ def section(task: str, found: Sequence[tuple[Claim, Finding | None]], images: Pa
         cells = (claim.text, claim.paper, answer(finding), networks, setting, figure(claim.figure, images), letter)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", *(f"- {letter}: {origin}" for origin, letter in letters.items())]
-    name = "enwik" if task == "wikipedia" else task
+    name = figures_of(task)
     for kind in KINDS:
         if (images / f"{name}_{kind}.png").exists():
             lines += ["", f"![{name}_{kind}](images/{name}_{kind}.png)"]

@@ -5,12 +5,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pondertime.claims.evidence import Evidence, Finding, between, difficulty, error, measured, nearest, rows, steps
+from pondertime.claims.evidence import Evidence, Finding, between, difficulty, error, measured, rows, shown, steps
 from pondertime.claims.words import about, number, percent
 from pondertime.results import Row, SequenceTrace
 from pondertime.results.select import Group, Summary, summary
-
-SHOWN = 1e-3  # the tau of the network whose sequences the paper shows
 
 
 def best_group(e: Evidence) -> Group | None:
@@ -80,14 +78,9 @@ def power(e: Evidence, row: Row) -> float | None:
     return None if line is None else float(np.polyfit(np.log(line[0]), np.log(line[1]), 1)[0])
 
 
-def shown(e: Evidence) -> Group | None:
-    """The networks of which sequences are kept, at the tau that is nearest to the paper's."""
-    return nearest([g for g in e.act if any(e.traces.get(row.key) for row in g.rows)], SHOWN)
-
-
 def spike(e: Evidence) -> Finding | None:
     """Ponder has a spike near the last number: at most two steps from it, twice the median or more."""
-    group = shown(e)
+    group = shown(e, e.traces)
     if group is None:
         return None
     used, away = measured(group.rows, lambda row: mean_of(distance, e.traces.get(row.key, [])))
@@ -99,7 +92,7 @@ def spike(e: Evidence) -> Finding | None:
 
 def compared(e: Evidence, number_of: Callable[[SequenceTrace], float], sign: int, name: str) -> Finding | None:
     """Whether a number is larger (sign 1) or smaller (-1) in the longest sequence than in the shortest."""
-    group = shown(e)
+    group = shown(e, e.traces)
     if group is None:
         return None
     used, more = measured(group.rows, lambda row: growth(e.traces.get(row.key, []), number_of))

@@ -4,13 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pondertime.claims.evidence import Evidence, Finding, error, measured, nearest, rows, steps
+from pondertime.claims.evidence import Evidence, Finding, error, measured, rows, shown, steps
 from pondertime.claims.shared import order
 from pondertime.claims.words import above, number
 from pondertime.results import Boundary, CharacterClass, Row
-from pondertime.results.select import Group, Summary, summary
+from pondertime.results.select import Summary, summary
 
-SHOWN = 6e-3  # the tau of the network whose sequences the paper shows
 SIMILAR = 0.05  # "fairly similar": within this share
 START = 0.2  # learning curves are compared after this share of the training
 PAUSE = 0.1  # of rho: less is no pause, however sure
@@ -77,11 +76,6 @@ def little_ponder(e: Evidence) -> Finding | None:
     s = steps(rows(e.act))
     others = ", ".join(f"{task} {number(n)}" for task, n in e.elsewhere.items())
     return Finding(all(above(n, s) for n in e.elsewhere.values()), f"N {number(s)}; {others}", rows(e.act))
-
-
-def shown(e: Evidence, table: dict) -> Group | None:
-    """The networks at the tau that is nearest to the paper's, among those with such a table."""
-    return nearest([g for g in e.act if any(row.key in table for row in g.rows)], SHOWN)
 
 
 def over_networks(found: list[tuple[float, float]]) -> Summary:

@@ -8,6 +8,11 @@ from pondertime.results.select import Summary
 ABOUT = 0.2
 
 
+def figures_of(task: str) -> str:
+    """What the names of a task's figures start with; those of wikipedia with the name of its data."""
+    return "enwik" if task == "wikipedia" else task
+
+
 def number(s: Summary, digits: int = 2) -> str:
     """``2.31 ± 0.04``; the error is left out where a single network has none."""
     return f"{s.mean:.{digits}f}" + (f" ± {s.error:.{digits}f}" if s.error else "")

@@ -32,6 +32,6 @@ def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
     axes.tick_params("x", length=0, rotation=90 if len(shown) > 5 else 0)
     axes.set_xlim(places[0] - 0.6, places[-1] + 0.6)
     axes.set_xlabel("time penalty τ")
-    axes.set_ylabel("bits per character" if task == "wikipedia" else "sequence error rate")
+    axes.set_ylabel(style.metric(task))
     axes.set_ylim(bottom=0)
     return made

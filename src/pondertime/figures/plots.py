@@ -38,7 +38,7 @@ def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
     left.xaxis.set_major_formatter(FuncFormatter(style.short))
     left.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     left.set_xlim(0, 1.02 * max(line[-1, 0] for line in lines.values()) or 1)
-    left.set_ylabel("bits per character" if task == "wikipedia" else "sequence error rate")
+    left.set_ylabel(style.metric(task))
     if task == "wikipedia":
         _zoom(left, list(lines.values()))
     else:

@@ -11,9 +11,6 @@ from pondertime.figures import style
 from pondertime.results import SequenceTrace
 from pondertime.results.select import digits, traced
 
-# The tau of the network the paper shows.
-PAPER = {"addition": 9e-4, "sort": 1e-3}
-
 
 def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
     """Three sequences: inputs below, outputs above (wrong ones in red), rho as the black line.
@@ -21,7 +18,7 @@ def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
     The number of updates at a step is rho rounded up, less one. For addition the grey line is the number of digits
     of the two numbers that are summed.
     """
-    row, sequences = traced(results_dir, task, preset, PAPER[task])
+    row, sequences = traced(results_dir, task, preset)
     chosen = longest(sequences) if task == "addition" else spread(sequences)
     made, axes = style.panels(
         style.SINGLE if task == "addition" else style.DOUBLE, 1.35 * len(chosen) + 0.25, len(chosen), rows=True

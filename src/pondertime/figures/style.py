@@ -58,6 +58,11 @@ _MAP = ListedColormap(colormaps["viridis"]([i / 255 * 0.92 for i in range(256)])
 MANY = 8
 
 
+def metric(task: str) -> str:
+    """The name of a task's error."""
+    return "bits per character" if task == "wikipedia" else "sequence error rate"
+
+
 def colour(tau: float | None) -> str:
     """The colour of a time penalty, by its logarithm; black without ACT."""
     return BLACK if tau is None else to_hex(_MAP(_SCALE(max(tau, 1e-4))))

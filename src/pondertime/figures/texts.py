@@ -12,8 +12,7 @@ from pondertime.figures import style
 from pondertime.results import SequenceTrace
 from pondertime.results.select import missing, traced
 
-# The tau of the network the paper shows, and how many characters fit two columns.
-PAPER = 6e-3
+# How many characters fit two columns.
 WIDTH = 84
 # The first characters are read with an empty state.
 START = 20
@@ -24,7 +23,7 @@ WANTED = {"prose": re.compile(r"[A-Za-z ,.]"), "tags": re.compile(r"</?\w[^<>]*>
 
 def draw(kind: str, results_dir: Path, preset: str | None) -> Figure:
     """Three panels over the same characters; ``kind`` is prose or tags. Spaces are marked by bands."""
-    row, sequences = traced(results_dir, "wikipedia", preset, PAPER)
+    row, sequences = traced(results_dir, "wikipedia", preset)
     sequences = [sequence for sequence in sequences if sequence.loss is not None and sequence.entropy is not None]
     found = best_window(kind, sequences)
     if found is None:
