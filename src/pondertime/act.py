@@ -247,11 +247,11 @@ class ACT(nn.Module):
 
     def _run(self, seqs: sequences.Sequences, recorder: Any = None) -> Result:
         backend, state, B = self.resolve(seqs.x.device), seqs.state, seqs.x.shape[1]
-        if state is None and self.spec.initial_state is not None:
+        plain = state is None and self.spec.initial_state is None
+        if state is None and not (plain and backend.startswith("fused")):  # which has zeros of its own
             state = initial_state(self.cell, self.spec, B)
-        if state is None and not backend.startswith("fused"):  # which has zeros of its own
-            state = initial_state(self.cell, self.spec, B)
-        elif state is not None and is_torch_cell(self.cell) and (self.spec.step is None or seqs.state is not None):
+        asked = not plain and (self.spec.step is None or seqs.state is not None)
+        if asked and state is not None and is_torch_cell(self.cell):
             own = CellSpec() if self.spec.step is None else self.spec
             check_same(initial_state(self.cell, own, B), state, "state")
             for leaf in tree_leaves(state):

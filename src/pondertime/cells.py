@@ -167,23 +167,28 @@ def visible_size(cell: nn.Module, spec: CellSpec) -> int:
                 f"{type(cell).__name__}: the size of its state is unknown; give the cell an attribute "
                 "input_size, or name its first state: CellSpec(initial_state=lambda cell, batch_size: ...)"
             )
-        probe = copy.deepcopy(cell).eval()
-        try:
-            with torch.no_grad():
-                step, x = step_function(cell, spec), like_of(cell).new_zeros(2, size)
-                state = step(probe, x, None)
-                check_state(state, 2)
-                check_update(state, step(probe, x, state), 2)
-        except Exception as error:
-            if state is not None:
-                check_state(state, 2)  # which says more
-            raise TypeError(
-                f"{type(cell).__name__}: expected a cell called as state = cell(input, None), then as state = "
-                f"cell(input, state), on an input [2, {size}], got {type(error).__name__}: {error}; "
-                "describe another protocol with CellSpec(step=..., initial_state=...)"
-            ) from error
+        probe, x = copy.deepcopy(cell).eval(), like_of(cell).new_zeros(2, size)
+        state = probed(probe, spec, x, None)
+        check_state(state, 2)
+        probed(probe, spec, x, state)
     check_state(state, 2)
     return visible_state(state, spec).shape[1]
+
+
+def probed(cell: nn.Module, spec: CellSpec, x: Tensor, state: State) -> State:
+    """The state after an update, which must have that before it in its shape."""
+    try:
+        with torch.no_grad():
+            new = step_function(cell, spec)(cell, x, state)
+        if state is not None:
+            check_update(state, new, 2)
+    except Exception as error:
+        raise TypeError(
+            f"{type(cell).__name__}: expected a cell called as state = cell(input, None), then as state = "
+            f"cell(input, state), on an input {list(x.shape)}, got {type(error).__name__}: {error}; "
+            "describe another protocol with CellSpec(step=..., initial_state=...)"
+        ) from error
+    return new
 
 
 def describe(state: State) -> str:

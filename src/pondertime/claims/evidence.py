@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pondertime.claims.words import number
 from pondertime.config import TASK_NAMES
 from pondertime.results import (
     Boundary,
@@ -27,7 +28,7 @@ from pondertime.results import (
     read_rows,
     read_traces,
 )
-from pondertime.results.select import SHOWN, Group, MissingResults, Summary, groups, summary, value
+from pondertime.results.select import Group, MissingResults, Summary, from_shown, groups, summary, value
 
 # "About linear" is a correlation above this.
 STRAIGHT = 0.95
@@ -123,7 +124,7 @@ def hardly_pondering(e: Evidence) -> list[tuple[str, list[Row]]]:
 def shown(e: Evidence, table: Mapping[Key, Any]) -> Group | None:
     """The networks at the time penalty nearest to the one whose sequences the paper shows, among those in a table."""
     there = [group for group in e.act if any(table.get(row.key) for row in group.rows)]
-    return min(there, key=lambda g: abs(math.log(max(g.tau or 0, 1e-9) / SHOWN[e.task])), default=None)
+    return min(there, key=lambda group: from_shown(e.task, group.tau), default=None)
 
 
 def successful(e: Evidence) -> list[Group]:
@@ -184,17 +185,19 @@ def linearity(e: Evidence, row: Row) -> float | None:
     return float(np.corrcoef(*line)[0, 1]) if line[1].std() > 0 else 0.0
 
 
-def straight(e: Evidence, chosen: Sequence[Row]) -> tuple[bool, str]:
-    """Whether ponder is about linear in the difficulty in most networks, and the numbers."""
-    found = measured(chosen, lambda row: linearity(e, row))[1]
-    many, s = sum(r > STRAIGHT for r in found), summary(found)
-    text = f"a linear correlation of {s.mean:.2f} ± {s.error:.2f}, above {STRAIGHT} in {many} of {len(found)} networks"
-    return many > len(found) / 2, text
+def straight(e: Evidence, chosen: Sequence[Row]) -> Finding | None:
+    """Ponder is about linear in the difficulty in most networks."""
+    used, found = measured(chosen, lambda row: linearity(e, row))
+    if not used:
+        return None
+    many = sum(r > STRAIGHT for r in found)
+    text = f"a linear correlation of {number(summary(found))}, above {STRAIGHT} in {many} of {len(used)} networks"
+    return Finding(many > len(used) / 2, text, used)
 
 
-def measured(chosen: Iterable[Row], number: Callable[[Row], float | None]) -> tuple[list[Row], list[float]]:
+def measured(chosen: Iterable[Row], number_of: Callable[[Row], float | None]) -> tuple[list[Row], list[float]]:
     """The networks of which a number is known, and the numbers."""
-    found = [(row, n) for row in chosen if (n := number(row)) is not None]
+    found = [(row, n) for row in chosen if (n := number_of(row)) is not None]
     return [row for row, _ in found], [n for _, n in found]
 
 
@@ -210,11 +213,11 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
     return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else None
 
 
-def against_tau(act: list[Group], number: Callable[[Row], float | None]) -> tuple[list[Row], list[float]]:
+def against_tau(act: list[Group], number_of: Callable[[Row], float | None]) -> tuple[list[Row], list[float]]:
     """The rank correlation of a number with tau for every seed that has three time penalties or more."""
     used, found = [], []
     for seed in sorted({row.seed for row in rows(act)}):
-        own, numbers = measured((row for row in rows(act) if row.seed == seed), number)
+        own, numbers = measured((row for row in rows(act) if row.seed == seed), number_of)
         if len(own) < 3:
             continue
         correlation = rank_correlation([row.tau or 0 for row in own], numbers)

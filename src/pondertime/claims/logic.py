@@ -17,8 +17,8 @@ from pondertime.claims.evidence import (
     successful,
     unsolved,
 )
-from pondertime.claims.words import ABOUT, about, number, percent
-from pondertime.results.select import summary
+from pondertime.claims.words import about, number, percent
+from pondertime.results.select import Summary, summary
 
 LOW = 0.01
 SOLVED = 0.05
@@ -60,7 +60,7 @@ def solved_after(e: Evidence) -> Finding | None:
         f"below {100 * SOLVED:g} % error after {s.mean:,.0f} ± {s.error:,.0f} updates ({len(there)} of {len(used)} "
         f"networks), which is {s.mean / 16:,.0f} iterations of 16 workers"
     )
-    return Finding(abs(median - PAPER_UPDATES) <= ABOUT * PAPER_UPDATES, text, used)
+    return Finding(about(Summary(median, 0), PAPER_UPDATES), text, used)
 
 
 def ponder_at_lowest(e: Evidence) -> Finding | None:

@@ -27,12 +27,13 @@ HALF = 32
 def grows_with_difficulty(e: Evidence) -> Finding | None:
     """Ponder grows with the number of bits, about linearly, in the networks that solve the task."""
     used, slopes = measured(rows(successful(e)), lambda row: slope(e, row))
-    if not used:
+    linear = straight(e, used)
+    if linear is None:
         return unsolved(e)
-    s, (linear, correlation) = summary(slopes), straight(e, used)
+    s = summary(slopes)
     rising = sum(v > 0 for v in slopes)
-    text = f"{number(s, 4)} steps a bit, rising in {rising} of {len(used)} networks; {correlation}"
-    return Finding(s.mean > 2 * s.error and linear, text, used)
+    text = f"{number(s, 4)} steps a bit, rising in {rising} of {len(used)} networks; {linear.ours}"
+    return Finding(s.mean > 2 * s.error and linear.holds, text, used)
 
 
 def jumps_after_half(e: Evidence) -> Finding | None:

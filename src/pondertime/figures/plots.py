@@ -46,7 +46,8 @@ def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
     for group in shown:
         _against_ponder(right, group, size=30 if len(shown) <= style.MANY + 1 else 15)
     _ponder_axis(right, [row.steps for group in shown for row in group.rows])
-    _at_least(right, LEAST if task == "wikipedia" else 0)
+    if task == "wikipedia":
+        _at_least(right, LEAST)
     right.set_ylabel(left.get_ylabel())
     style.tau_key(made, [left, right], [group.tau for group in shown])
     return made

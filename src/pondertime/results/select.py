@@ -84,6 +84,11 @@ def mean_line(lines: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([x, np.mean([np.interp(x, line[:, 0], line[:, 1]) for line in lines], axis=0)], axis=1)
 
 
+def from_shown(task: str, tau: float | None) -> float:
+    """How far a time penalty is from the one whose sequences the paper shows, in orders of magnitude."""
+    return abs(math.log10(max(tau or 0, 1e-9) / SHOWN[task]))
+
+
 def traced(results_dir: Path, task: str, preset: str | None) -> tuple[Row, list[SequenceTrace]]:
     """The best network whose tau is nearest to the one the paper shows, among those with traces."""
     traces: dict[Key, list[SequenceTrace]] = read_traces(results_dir, task)
@@ -93,8 +98,7 @@ def traced(results_dir: Path, task: str, preset: str | None) -> tuple[Row, list[
         raise missing(results_dir, task, "traces")
 
     def rank(row: Row) -> tuple[float, float, int]:
-        distance = abs(math.log10(max(row.tau or 0, 1e-9) / SHOWN[task]))
-        return round(distance, 6), value(row), row.seed
+        return round(from_shown(task, row.tau), 6), value(row), row.seed
 
     best = min(rows, key=rank)
     return best, traces[best.key]
