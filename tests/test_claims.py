@@ -201,14 +201,16 @@ def test_a_few_asynchronous_networks_are_no_grid(table: Table) -> None:
 
 def test_the_setting_of_a_row() -> None:
     row = make_row("parity", 0.01, 0, workers=1, command="pondertime sweep parity --learning_rate=1e-3 --max-steps 100")
-    assert setting(row) == (1e-3, 100, 0)
-    assert setting(make_row("parity", 0.01, 0, command="-c")) == (4e-3, 3, 0)
-    assert setting(make_row("addition", 0.01, 0, preset="paper")) == (1e-4, 20, 0)
-    assert setting(replace(row, command=f"{row.command} --cooldown 0.2")) == (1e-3, 100, 0.2)
+    assert setting(row) == (1e-3, 100, 0, 128)
+    assert setting(make_row("parity", 0.01, 0, command="-c")) == (4e-3, 3, 0, 128)
+    assert setting(make_row("addition", 0.01, 0, preset="paper")) == (1e-4, 20, 0, 32)
+    assert setting(replace(row, command=f"{row.command} --cooldown 0.2")) == (1e-3, 100, 0.2, 128)
     assert read_flags("a --b 'c d' --e=f --g") == {"b": "c d", "e": "f", "g": ""}
     assert read_flags("it's --b c") == {"b": "c"}
     both = [row, make_row("parity", 0.02, 0, workers=1, updates=20_000, command="--max-steps 50")]
     assert describe(both) == "20,000 to 160,000 updates, rate 0.001 to 0.004, M 50 to 100, preset fast"
+    larger = replace(row, command=f"{row.command} --batch-size 256")
+    assert describe([row, larger]).startswith("160,000 updates of 128 to 256 sequences, rate 0.001, M 100")
 
 
 def test_words() -> None:

@@ -104,7 +104,7 @@ def test_sort(table: Table) -> None:
     found(sort.sublinear(e), True, "length to the power 0.50")
     # The peaks are at the last number and one step after it, 4 and 9 times the median.
     found(sort.spike(e), True, "0.5 steps from the last number, 6.5 times the median (tau 0.001)")
-    found(sort.spike_grows(e), True, "5.0 more rho at the peak")
+    found(sort.spike_grows(e), True, "5.0 more rho at the peak near the last number")
     # A step has 28 / 20 in the longer one, 13 / 10 in the shorter.
     found(sort.average_falls(e), False, "0.1 more rho a step")
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pondertime.config import PRESETS
+from pondertime.config import PAPER, PRESETS
 from pondertime.results import Row
 from pondertime.results.commands import read_flags
 
@@ -15,26 +15,30 @@ class Setting(NamedTuple):
     learning_rate: float
     max_steps: int
     cooldown: float
+    batch_size: int
 
 
 def setting(row: Row) -> Setting:
-    """The learning rate, M and the cooldown of the rate: those of the command, else those of the preset."""
+    """The learning rate, M, the rate's cooldown and the minibatch: those of the command, else of the preset."""
     preset = PRESETS[row.preset][row.task]
     flags = read_flags(row.command)
     try:
         rate = float(flags.get("learning-rate", preset.learning_rate))
         cooldown = float(flags.get("cooldown", preset.cooldown))
-        return Setting(rate, int(flags.get("max-steps", preset.max_steps)), cooldown)
+        batch_size = int(flags.get("batch-size", preset.batch_size))
+        return Setting(rate, int(flags.get("max-steps", preset.max_steps)), cooldown, batch_size)
     except ValueError:
-        return Setting(preset.learning_rate, preset.max_steps, preset.cooldown)
+        return Setting(preset.learning_rate, preset.max_steps, preset.cooldown, preset.batch_size)
 
 
 def describe(rows: Sequence[Row]) -> str:
     """The setting of some networks in a few words."""
     settings = [setting(row) for row in rows]
     workers = sorted({row.workers for row in rows})
+    batches = [s.batch_size for s in settings]
+    not_the_papers = any(s.batch_size != PAPER[row.task].batch_size for s, row in zip(settings, rows, strict=True))
     parts = [
-        f"{_range([row.updates for row in rows])} updates",
+        f"{_range([row.updates for row in rows])} updates" + (f" of {_range(batches)} sequences" if not_the_papers else ""),
         f"rate {_range([s.learning_rate for s in settings])}"
         + (", at last falling to 0" if any(s.cooldown for s in settings) else ""),
         f"M {_range([s.max_steps for s in settings])}",

@@ -10,6 +10,8 @@ from pondertime.claims.words import about, number, percent
 from pondertime.results import Row, SequenceTrace
 from pondertime.results.select import Group, Summary, summary
 
+NEAR = 2  # steps from the last number that still are near the end of the input
+
 
 def best_group(e: Evidence) -> Group | None:
     return min(e.act, key=lambda group: error(group).mean, default=None)
@@ -77,7 +79,7 @@ def power(e: Evidence, row: Row) -> float | None:
 
 
 def spike(e: Evidence) -> Finding | None:
-    """Ponder has a spike near the last number: at most two steps from it, twice the median or more."""
+    """Ponder has its spike near the last number: at most NEAR steps from it, twice the median or more."""
     group = shown(e, e.traces)
     if group is None:
         return None
@@ -85,7 +87,7 @@ def spike(e: Evidence) -> Finding | None:
     height = summary(measured(used, lambda row: mean_of(prominence, e.traces.get(row.key, [])))[1])
     s = summary(away)
     text = f"{number(s, 1)} steps from the last number, {number(height, 1)} times the median (tau {group.tau:g})"
-    return Finding(s.mean <= 2 and height.mean >= 2, text, used)
+    return Finding(s.mean <= NEAR and height.mean >= 2, text, used)
 
 
 def compared(e: Evidence, number_of: Callable[[SequenceTrace], float], sign: int, name: str) -> Finding | None:
@@ -102,8 +104,8 @@ def compared(e: Evidence, number_of: Callable[[SequenceTrace], float], sign: int
 
 
 def spike_grows(e: Evidence) -> Finding | None:
-    """The spike is higher in longer sequences."""
-    return compared(e, lambda sequence: max(sequence.rho), 1, "at the peak")
+    """The spike near the last number is higher in longer sequences."""
+    return compared(e, lambda sequence: max(near_the_end(sequence)), 1, "at the peak near the last number")
 
 
 def average_falls(e: Evidence) -> Finding | None:
@@ -115,9 +117,20 @@ def mean_of(number_of, sequences: list[SequenceTrace]) -> float | None:
     return float(np.mean([number_of(sequence) for sequence in sequences])) if sequences else None
 
 
+def last_number(sequence: SequenceTrace) -> int:
+    """The step of the last number: the first half of a sequence are the numbers."""
+    return len(sequence.rho) // 2 - 1
+
+
+def near_the_end(sequence: SequenceTrace) -> list[float]:
+    """rho at most NEAR steps from the last number."""
+    last = last_number(sequence)
+    return sequence.rho[max(last - NEAR, 0) : last + NEAR + 1]
+
+
 def distance(sequence: SequenceTrace) -> float:
-    """Steps from the last number to the peak of ponder; the first half of a sequence are the numbers."""
-    return abs(int(np.argmax(sequence.rho)) - (len(sequence.rho) // 2 - 1))
+    """Steps from the last number to the peak of ponder."""
+    return abs(int(np.argmax(sequence.rho)) - last_number(sequence))
 
 
 def prominence(sequence: SequenceTrace) -> float:
