@@ -36,9 +36,10 @@ def describe(rows: Sequence[Row]) -> str:
     settings = [setting(row) for row in rows]
     workers = sorted({row.workers for row in rows})
     batches = [s.batch_size for s in settings]
-    not_the_papers = any(s.batch_size != PAPER[row.task].batch_size for s, row in zip(settings, rows, strict=True))
+    papers = {PAPER[row.task].batch_size for row in rows}
     parts = [
-        f"{_range([row.updates for row in rows])} updates" + (f" of {_range(batches)} sequences" if not_the_papers else ""),
+        f"{_range([row.updates for row in rows])} updates"
+        + (f" of {_range(batches)} sequences" if set(batches) != papers else ""),
         f"rate {_range([s.learning_rate for s in settings])}"
         + (", at last falling to 0" if any(s.cooldown for s in settings) else ""),
         f"M {_range([s.max_steps for s in settings])}",

@@ -1,7 +1,7 @@
 """What the paper says of sort."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -122,7 +122,7 @@ def last_number(sequence: SequenceTrace) -> int:
     return len(sequence.rho) // 2 - 1
 
 
-def near_the_end(sequence: SequenceTrace) -> list[float]:
+def near_the_end(sequence: SequenceTrace) -> Sequence[float]:
     """rho at most NEAR steps from the last number."""
     last = last_number(sequence)
     return sequence.rho[max(last - NEAR, 0) : last + NEAR + 1]
