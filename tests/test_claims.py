@@ -12,10 +12,11 @@ from fake_results import make_results, make_row
 from pondertime.claims import CLAIMS, answer, check, parity, shared
 from pondertime.claims.__main__ import main
 from pondertime.claims.evidence import load, lowest, rank_correlation, reached
-from pondertime.claims.settings import describe, read_flags, setting
+from pondertime.claims.settings import describe, setting
 from pondertime.claims.words import ranges, spread_out
 from pondertime.config import TASK_NAMES
 from pondertime.figures import NAMES
+from pondertime.results.commands import read_flags
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from pondertime.evaluate import (
     traced_sequences,
     traces,
 )
-from pondertime.results.commands import read_flags
+from pondertime.results.commands import settings
 from pondertime.runs import RunFolder, command, make_task, own_part
 from pondertime.train import make_learner, train
 
@@ -113,28 +113,17 @@ def unfinished(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
 
 def check_settings(rows: list[results.Row], ours: str, preset: Preset, where: Path) -> None:
     """Raise if a table has networks of this preset that were made with other settings, as far as commands say."""
-    mine = settings(ours, preset)
+
+    def trained(command: str) -> dict[str, Any]:
+        return {name: value for name, value in settings(command, preset).items() if name in SETTINGS}
+
     for row in rows:
-        theirs = settings(row.command, preset)
-        if mine is not None and theirs is not None and mine != theirs:
+        ask = all(command.startswith("pondertime ") for command in (ours, row.command))
+        if ask and trained(row.command) != trained(ours):
             raise ConfigError(
                 f"{where / row.task}.csv: has networks of other settings (`{row.command}`); "
                 "name another folder: --results DIR"
             )
-
-
-def settings(command: str, preset: Preset) -> dict[str, Any] | None:
-    """How networks of a command are trained; None of one that is not ours."""
-    if not command.startswith("pondertime "):
-        return None
-    found = {name: getattr(preset, name, None) for name in SETTINGS}
-    for flag, text in read_flags(command).items():
-        name = flag.replace("-", "_")
-        if name in SETTINGS:
-            found[name] = text
-            with contextlib.suppress(ValueError):
-                found[name] = float(text)
-    return found
 
 
 def groups(places: Places) -> list[tuple[RunFolder, TrainConfig]]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pondertime.config import PAPER, PRESETS
 from pondertime.results import Row
-from pondertime.results.commands import read_flags
+from pondertime.results.commands import settings
 
 
 class Setting(NamedTuple):
@@ -20,29 +20,22 @@ class Setting(NamedTuple):
 
 def setting(row: Row) -> Setting:
     """The learning rate, M, the rate's cooldown and the minibatch: those of the command, else of the preset."""
-    preset = PRESETS[row.preset][row.task]
-    flags = read_flags(row.command)
-    try:
-        rate = float(flags.get("learning-rate", preset.learning_rate))
-        cooldown = float(flags.get("cooldown", preset.cooldown))
-        batch_size = int(flags.get("batch-size", preset.batch_size))
-        return Setting(rate, int(flags.get("max-steps", preset.max_steps)), cooldown, batch_size)
-    except ValueError:
-        return Setting(preset.learning_rate, preset.max_steps, preset.cooldown, preset.batch_size)
+    found = settings(row.command, PRESETS[row.preset][row.task])
+    return Setting(found["learning_rate"], int(found["max_steps"]), found["cooldown"], int(found["batch_size"]))
 
 
 def describe(rows: Sequence[Row]) -> str:
     """The setting of some networks in a few words."""
-    settings = [setting(row) for row in rows]
+    every = [setting(row) for row in rows]
     workers = sorted({row.workers for row in rows})
-    batches = [s.batch_size for s in settings]
+    batches = [s.batch_size for s in every]
     papers = {PAPER[row.task].batch_size for row in rows}
     parts = [
         f"{_range([row.updates for row in rows])} updates"
         + (f" of {_range(batches)} sequences" if set(batches) != papers else ""),
-        f"rate {_range([s.learning_rate for s in settings])}"
-        + (", at last falling to 0" if any(s.cooldown for s in settings) else ""),
-        f"M {_range([s.max_steps for s in settings])}",
+        f"rate {_range([s.learning_rate for s in every])}"
+        + (", at last falling to 0" if any(s.cooldown for s in every) else ""),
+        f"M {_range([s.max_steps for s in every])}",
         f"preset {', '.join(sorted({row.preset for row in rows}))}",
     ]
     return ", ".join([*parts, *([f"{workers[-1]} workers"] if workers[-1] > 1 else [])])

@@ -70,14 +70,14 @@ class Plan:
         One that was built before for the same numbers is started without Triton's look at every argument. What it was
         built for includes how the users' tensors are aligned.
         """
-        places = 0
-        for a in users:
-            if a is not None:
-                places |= a.data_ptr()
+        # Triton asks the driver about every tensor; numbers it takes as they are.
+        given, places = list(args), 0
+        for k, a in enumerate(args):
+            if isinstance(a, Tensor):
+                given[k] = place = a.data_ptr()
+                places |= place
         aligned = places % 16 == 0 or tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
         key, built, device = (kernel, grid, id(meta), aligned), self.built, self.device
-        # Triton asks the driver about every tensor; numbers it takes as they are.
-        given = [a.data_ptr() if isinstance(a, Tensor) and a.is_cuda else a for a in args]
 
         def start() -> None:
             known = built.get(key)

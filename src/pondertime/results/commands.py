@@ -1,6 +1,10 @@
 """What the recorded commands say."""
 
 import shlex
+from dataclasses import asdict
+from typing import Any
+
+from pondertime.config import Preset
 
 
 def read_flags(command: str) -> dict[str, str]:
@@ -14,4 +18,17 @@ def read_flags(command: str) -> dict[str, str]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             found[name.replace("_", "-")] = value if equals else after
+    return found
+
+
+def settings(command: str, preset: Preset) -> dict[str, Any]:
+    """How the networks of a command were trained: the settings of the preset, and its flags in their place."""
+    numbers: dict[str, Any] = asdict(preset)
+    found = dict(numbers)
+    for flag, text in read_flags(command).items():
+        name = flag.replace("-", "_")
+        try:
+            found[name] = float(text)
+        except ValueError:
+            found[name] = numbers.get(name, text)
     return found
