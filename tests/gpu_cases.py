@@ -332,7 +332,7 @@ def to_cpu(a: Any) -> Any:
 def main(kinds: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         poison(patch)
-        patch.setattr(backends, "autocast_served", lambda device: True)
+        patch.setattr(backends, "autocast_served", lambda where: True)
         emulate_recordings(patch)
         for kind in kinds:
             serve_by(patch, "loop", (16, 32, 2, 16, 1))

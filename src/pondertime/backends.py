@@ -48,11 +48,11 @@ def why_not_kernels(device: torch.device) -> str | None:
     return None
 
 
-def autocast_served(device: torch.device) -> bool:
+def autocast_served(where: str) -> bool:
     """Whether the fused path computes in the type that autocast asks for, if it does: on a GPU, bfloat16."""
-    if not torch.is_autocast_enabled(device.type):
+    if not torch.is_autocast_enabled(where):
         return True
-    return device.type == "cuda" and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    return where == "cuda" and torch.get_autocast_dtype("cuda") == torch.bfloat16
 
 
 def why_not_fused(net: Network, device: torch.device) -> str | None:
@@ -77,21 +77,21 @@ def why_not_fused(net: Network, device: torch.device) -> str | None:
         return f"it runs on a CPU or a CUDA device, not on {where}"
     if dtype not in TYPES[where]:
         return f"on {where} it computes in {' or '.join(map(str, TYPES[where]))}, not in {dtype}"
-    if not autocast_served(device):
+    if not autocast_served(where):
         return "under autocast it computes in bfloat16 on a GPU, and nothing else"
     if torch.compiler.is_compiling():
         return "torch.compile cannot look into it"
     if torch.autograd.forward_ad._current_level >= 0:
         return "it has no forward mode"
-    return why_not_compact(device)
+    return why_not_compact(where)
 
 
-def why_not_compact(device: torch.device) -> str | None:
+def why_not_compact(where: str) -> str | None:
     """Why rows cannot be dropped in a call, None if they can."""
     if in_transform():
         return "torch.func transforms allow no shapes that change with the data"
-    if device.type not in ("cpu", "cuda"):
-        return f"nobody has tried it on {device.type}"
+    if where not in ("cpu", "cuda"):
+        return f"nobody has tried it on {where}"
     return None
 
 
@@ -110,7 +110,7 @@ def resolve(net: Network, backend: str, compact: bool, device: torch.device) -> 
         if reason is None:
             return "fused" if backend == "auto" else backend
     if backend in ("auto", "compact"):
-        reason = why_not_compact(device) if compact else "compact=False"
+        reason = why_not_compact(device.type) if compact else "compact=False"
         if reason is None:
             return "compact"
     if backend == "auto":
