@@ -73,7 +73,7 @@ class Plan:
         # Triton asks the driver about every tensor; numbers it takes as they are.
         given, places = list(args), 0
         for k, a in enumerate(args):
-            if isinstance(a, Tensor):
+            if isinstance(a, Tensor) and a.is_cuda:
                 given[k] = place = a.data_ptr()
                 places |= place
         aligned = places % 16 == 0 or tuple(a is None or a.data_ptr() % 16 == 0 for a in users)
