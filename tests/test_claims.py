@@ -258,4 +258,4 @@ def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ):
         with pytest.raises(SystemExit, match=f"error: .*{words}"):
             main(wrong)
-    assert capsys.readouterr().out.count("62 claims, 1 with results, 1 as the paper says") == 2
+    assert capsys.readouterr().out.count("61 claims, 1 with results, 1 as the paper says") == 2

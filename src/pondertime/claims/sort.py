@@ -25,25 +25,15 @@ def best_error(e: Evidence) -> Finding | None:
     return Finding(about(error(best), 0.06), f"{percent(error(best))} at tau {best.tau:g}", best.rows)
 
 
-def over_plain(
-    of: Callable[..., Summary], paper: float, digits: int, words: str
-) -> Callable[[Evidence], Finding | None]:
-    """A number of the best networks over that of those without ACT is about the paper's."""
-
-    def check(e: Evidence) -> Finding | None:
-        best = best_group(e)
-        if best is None or not e.without:
-            return None
-        a, b = of(best), of(e.without)
-        ratio = a.mean / b.mean
-        s = Summary(ratio, ratio * math.hypot(a.error / a.mean, b.error / b.mean))
-        return Finding(about(s, paper), f"{number(s, digits)} {words} at tau {best.tau:g}", [*best.rows, *e.without])
-
-    return check
-
-
-gain = over_plain(error, 0.5, 2, "of it")
-computation = over_plain(steps, 9, 1, "times")
+def computation(e: Evidence) -> Finding | None:
+    """The best networks make about 9 times the updates of those without ACT."""
+    best = best_group(e)
+    if best is None or not e.without:
+        return None
+    a, b = steps(best), steps(e.without)
+    ratio = a.mean / b.mean
+    s = Summary(ratio, ratio * math.hypot(a.error / a.mean, b.error / b.mean))
+    return Finding(about(s, 9), f"{number(s, 1)} times at tau {best.tau:g}", [*best.rows, *e.without])
 
 
 def rises_with_length(e: Evidence) -> Finding | None:
@@ -60,16 +50,29 @@ def rises_with_length(e: Evidence) -> Finding | None:
     return Finding(grown == len(used), text, used)
 
 
+def better(e: Evidence) -> list[Group]:
+    """The time penalties whose error is within two standard errors of the best one's."""
+    best = best_group(e)
+    if best is None:
+        return []
+    least = error(best)
+    return [g for g in e.act if error(g).mean <= least.mean + 2 * math.hypot(least.error, error(g).error)]
+
+
 def sublinear(e: Evidence) -> Finding | None:
-    """In the networks that are better than those without ACT, N grows with the length, less than linearly."""
-    limit = error(e.without).mean if e.without else 1.0
-    better = [group for group in e.act if error(group).mean < limit]
-    used, powers = measured(rows(better), lambda row: power(e, row))
+    """In the better networks N grows with the length, less than linearly."""
+    used, powers = measured(rows(better(e)), lambda row: power(e, row))
     if not used:
         return None
-    s = summary(powers)
-    text = f"length to the power {number(s)}"
+    s, peak = summary(powers), summary(measured(used, lambda row: longest_at(e, row))[1])
+    text = f"length to the power {number(s)}, N largest at {number(peak, 1)} numbers"
     return Finding(s.mean > 2 * s.error and s.mean + 2 * s.error < 1, text, used)
+
+
+def longest_at(e: Evidence, row: Row) -> float | None:
+    """The difficulty with the largest N."""
+    line = difficulty(e, row, "steps")
+    return None if line is None else float(line[0][line[1].argmax()])
 
 
 def power(e: Evidence, row: Row) -> float | None:
@@ -79,41 +82,53 @@ def power(e: Evidence, row: Row) -> float | None:
 
 
 def spike(e: Evidence) -> Finding | None:
-    """Ponder has its spike near the last number: at most NEAR steps from it, twice the median or more."""
+    """Ponder has its peak near the last number in most sequences, twice the median or more."""
     group = shown(e, e.traces)
     if group is None:
         return None
-    used, away = measured(group.rows, lambda row: mean_of(distance, e.traces.get(row.key, [])))
+    used, near = measured(group.rows, lambda row: mean_of(is_near, e.traces.get(row.key, [])))
     height = summary(measured(used, lambda row: mean_of(prominence, e.traces.get(row.key, [])))[1])
-    s = summary(away)
-    text = f"{number(s, 1)} steps from the last number, {number(height, 1)} times the median (tau {group.tau:g})"
-    return Finding(s.mean <= NEAR and height.mean >= 2, text, used)
-
-
-def compared(e: Evidence, number_of: Callable[[SequenceTrace], float], sign: int, name: str) -> Finding | None:
-    """Whether a number is larger (sign 1) or smaller (-1) in the longest sequence than in the shortest."""
-    group = shown(e, e.traces)
-    if group is None:
-        return None
-    used, more = measured(group.rows, lambda row: growth(e.traces.get(row.key, []), number_of))
-    if not used:
-        return None
-    s = summary(more)
-    text = f"{number(s, 1)} more rho {name} of the longest sequence than of the shortest (tau {group.tau:g})"
-    return Finding(sign * s.mean > 2 * s.error, text, used)
+    s = summary(near)
+    text = (
+        f"a peak at most {NEAR} steps from the last number in {percent(s)} of the figure's sequences, "
+        f"{number(height, 1)} times the median (tau {group.tau:g})"
+    )
+    return Finding(s.mean > 0.5 and height.mean >= 2, text, used)
 
 
 def spike_grows(e: Evidence) -> Finding | None:
-    """The spike near the last number is higher in longer sequences."""
-    return compared(e, lambda sequence: max(near_the_end(sequence)), 1, "at the peak near the last number")
+    """The largest rho near the last number is larger in the longer sequences of the figure than in the shortest."""
+    group = shown(e, e.traces)
+    if group is None:
+        return None
+    used, more = measured(group.rows, lambda row: growth(e.traces.get(row.key, [])))
+    if not used:
+        return None
+    s = summary(more)
+    text = f"{larger(s, 1)} there in the figure's longer sequences than in its shortest (tau {group.tau:g})"
+    return Finding(s.mean > 2 * s.error, text, used)
 
 
 def average_falls(e: Evidence) -> Finding | None:
-    """Yet the average over a sequence is lower."""
-    return compared(e, lambda sequence: float(np.mean(sequence.rho)), -1, "a step")
+    """Yet the average over a sequence is lower in longer ones."""
+    group = shown(e, e.points)
+    if group is None:
+        return None
+    used, long = measured(group.rows, lambda row: between(e, row, "rho", 15, 15))
+    short = measured(used, lambda row: between(e, row, "rho", 5, 5))[1]
+    if not used or len(short) != len(used):
+        return None
+    s = summary([b - a for a, b in zip(short, long, strict=True)])
+    text = f"{larger(s, 2)} a step of 15 numbers than of 5 (tau {group.tau:g})"
+    return Finding(s.mean < -2 * s.error, text, used)
 
 
-def mean_of(number_of, sequences: list[SequenceTrace]) -> float | None:
+def larger(s: Summary, digits: int) -> str:
+    """How much more, or less."""
+    return f"{number(Summary(abs(s.mean), s.error), digits)} {'less' if s.mean < 0 else 'more'} rho"
+
+
+def mean_of(number_of: Callable[[SequenceTrace], float], sequences: list[SequenceTrace]) -> float | None:
     return float(np.mean([number_of(sequence) for sequence in sequences])) if sequences else None
 
 
@@ -128,17 +143,16 @@ def near_the_end(sequence: SequenceTrace) -> Sequence[float]:
     return sequence.rho[max(last - NEAR, 0) : last + NEAR + 1]
 
 
-def distance(sequence: SequenceTrace) -> float:
-    """Steps from the last number to the peak of ponder."""
-    return abs(int(np.argmax(sequence.rho)) - last_number(sequence))
+def is_near(sequence: SequenceTrace) -> bool:
+    """Whether ponder has its peak near the last number."""
+    return abs(int(np.argmax(sequence.rho)) - last_number(sequence)) <= NEAR
 
 
 def prominence(sequence: SequenceTrace) -> float:
     return max(sequence.rho) / float(np.median(sequence.rho))
 
 
-def growth(sequences: list[SequenceTrace], number_of: Callable[[SequenceTrace], float]) -> float | None:
-    ordered = sorted(sequences, key=lambda sequence: len(sequence.rho))
-    if not ordered or len(ordered[0].rho) == len(ordered[-1].rho):
-        return None
-    return number_of(ordered[-1]) - number_of(ordered[0])
+def growth(sequences: list[SequenceTrace]) -> float | None:
+    """What the longer sequences have more near the last number than the shortest."""
+    peaks = [max(near_the_end(sequence)) for sequence in sorted(sequences, key=lambda sequence: len(sequence.rho))]
+    return float(np.mean(peaks[1:])) - peaks[0] if len(peaks) > 1 else None
