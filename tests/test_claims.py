@@ -14,9 +14,9 @@ from pondertime.claims.__main__ import main
 from pondertime.claims.evidence import load, lowest, rank_correlation, reached
 from pondertime.claims.settings import describe, setting
 from pondertime.claims.words import ranges, spread_out
-from pondertime.config import TASK_NAMES
+from pondertime.config import FAST, TASK_NAMES
 from pondertime.figures import NAMES
-from pondertime.results.commands import read_flags
+from pondertime.results.commands import read_flags, settings
 
 
 @pytest.fixture
@@ -208,6 +208,9 @@ def test_the_setting_of_a_row() -> None:
     assert setting(replace(row, command=f"{row.command} --cooldown 0.2")) == (1e-3, 100, 0.2, 128)
     assert read_flags("a --b 'c d' --e=f --g") == {"b": "c d", "e": "f", "g": ""}
     assert read_flags("it's --b c") == {"b": "c"}
+    # Flags of a task stand beside the preset's; what is no number where one is meant changes nothing.
+    found = settings("pondertime train parity --bits 8 --placement scatter --clip none", FAST["parity"])
+    assert (found["bits"], found["placement"], found["clip"], found["beta2"]) == (8, "scatter", 1.0, 0.99)
     both = [row, make_row("parity", 0.02, 0, workers=1, updates=20_000, command="--max-steps 50")]
     assert describe(both) == "20,000 to 160,000 updates, rate 0.001 to 0.004, M 50 to 100, preset fast"
     larger = replace(row, command=f"{row.command} --batch-size 256")
