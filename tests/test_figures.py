@@ -154,12 +154,12 @@ def test_many_taus_have_a_colour_bar_and_few_a_legend(stored, grid):
 @pytest.mark.parametrize("name", [name for name in figures.NAMES if not name.endswith(("example", "diagram"))])
 def test_missing_results_name_the_command(tmp_path, name):
     task = name.split("_")[0].replace("enwik", "wikipedia")
-    with pytest.raises(figures.MissingResults, match=f"make them with `pondertime sweep {task}`"):
+    with pytest.raises(figures.MissingResults, match=f"make them with `pondertime sweep {task} --results "):
         figures.save(name, tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     results.add_row(tmp_path, task, make_row(task, 0.01, 0))
     if not name.endswith("bar"):
-        with pytest.raises(figures.MissingResults, match=f"make them with `pondertime sweep {task}`"):
+        with pytest.raises(figures.MissingResults, match=f"make them with `pondertime sweep {task} --results "):
             figures.draw(name, tmp_path)
 
 

@@ -140,10 +140,12 @@ def test_a_table_holds_networks_of_the_same_settings(tmp_path: Path) -> None:
     check("pondertime sweep parity", "pondertime sweep parity --learning-rate 0.004 --clip 1 --max-steps 3")
     same = "pondertime sweep parity --beta2=0.999 --max_steps 100 --learning-rate 1e-3 --seeds 3"
     check("pondertime sweep parity --learning-rate .001 --max-steps 100 --beta2 .999", same)
-    for other in ("", " --max-steps 100 --learning-rate 0.001 --beta2 0.999 --bits 8"):
-        with pytest.raises(
-            ConfigError, match=r"parity.csv: has networks of other settings \(`pondertime sweep.*--results DIR"
-        ):
+    for other, words in (
+        ("", "beta2 0.999 there, 0.99 here, learning_rate 0.001 there, 0.004 here, max_steps 100 there, 3 here"),
+        (" --max-steps 100 --learning-rate 0.001 --beta2 0.999 --bits 8", "bits None there, 8 here"),
+    ):
+        message = rf"parity.csv: has networks of other settings \({words}\); name another folder: --results DIR"
+        with pytest.raises(ConfigError, match=message):
             check(row.command, "pondertime sweep parity" + other)
 
 
@@ -222,7 +224,7 @@ def test_a_network_that_diverges_does_not_stop_the_rest(
     assert_rows_equal_results(places, [c for c in every if c != bad])
     model.write_bytes(good)
     main(command(places, "--processes", str(processes)))
-    assert "6 networks, 5 done, 1 to train" in capsys.readouterr().out
+    assert f"6 networks, 5 done (in {places.results}), 1 to train" in capsys.readouterr().out
     assert_rows_equal_results(places, every)
 
 

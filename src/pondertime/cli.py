@@ -218,7 +218,8 @@ class Sweep(NetworkFlags):
         places = sweep.Places(self.runs, self.results, device, self.backend, deadline)
         every = sweep.plan(base, taus, self.seeds, baseline=not self.no_baseline)
         todo = sweep.unfinished(every, places)
-        say(f"{self.task}: {len(every)} networks, {len(every) - len(todo)} done, {len(todo)} to train on {device}")
+        done = f"{len(every) - len(todo)} done" + (f" (in {self.results})" if len(todo) < len(every) else "")
+        say(f"{self.task}: {len(every)} networks, {done}, {len(todo)} to train on {device}")
         if self.dry_run:
             self.forecast(todo, places)
             return

@@ -52,7 +52,7 @@ class NetworkFlags:
     """The fields of a preset, and the options of a task; None: the preset's."""
 
     preset: PresetName = "fast"
-    """fast: ours, synchronous, minutes. paper: the paper's settings, 16 asynchronous workers."""
+    """fast: ours, synchronous, fewer updates. paper: the paper's settings, 16 asynchronous workers."""
     iterations: PresetWhole = None
     """Updates of one worker."""
     workers: PresetWhole = None

@@ -155,7 +155,7 @@ class RunFolder:
                 continue
             raise RunError(
                 f"{self.path}: this run has {name} = {before}, asked for {value}; "
-                "only --iterations may grow: use another folder, or delete this one"
+                "only --iterations may grow: use another folder (train --out, sweep --runs), or delete this one"
             )
 
     def config(self) -> TrainConfig:

@@ -118,12 +118,21 @@ def check_settings(rows: list[results.Row], ours: str, preset: Preset, where: Pa
         return {name: value for name, value in settings(command, preset).items() if name in SETTINGS}
 
     for row in rows:
-        ask = all(command.startswith("pondertime ") for command in (ours, row.command))
-        if ask and trained(row.command) != trained(ours):
+        if not all(command.startswith("pondertime ") for command in (ours, row.command)):
+            continue
+        there, here = trained(row.command), trained(ours)
+        names = sorted(name for name in there | here if there.get(name) != here.get(name))
+        if names:
+            differences = ", ".join(f"{n} {short(there.get(n))} there, {short(here.get(n))} here" for n in names)
             raise ConfigError(
-                f"{where / row.task}.csv: has networks of other settings (`{row.command}`); "
+                f"{where / row.task}.csv: has networks of other settings ({differences}); "
                 "name another folder: --results DIR"
             )
+
+
+def short(value: Any) -> str:
+    """A setting in a message."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def groups(places: Places) -> list[tuple[RunFolder, TrainConfig]]:

@@ -35,7 +35,7 @@ class Summary(NamedTuple):
 
 def missing(results_dir: Path, task: str, what: str) -> MissingResults:
     return MissingResults(
-        f"no {what} of {task} in {results_dir}: make them with `pondertime sweep {task}`; "
+        f"no {what} of {task} in {results_dir}: make them with `pondertime sweep {task} --results {results_dir}`; "
         "those of the docs are in the repository's results/, named with --results"
     )
 
