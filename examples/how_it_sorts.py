@@ -87,9 +87,8 @@ def main() -> None:
     print(f", with the place of the number in the input {line(right[1:].float(), time)[1]:.2f}")
 
     change = (run(rnn, batch, L, move(numbers))[1] - rho).mean(1)[L:][MOVED - AROUND : MOVED + AROUND + 1]
-    print(
-        f"\nchange of rho at outputs {MOVED - AROUND + 1} to {MOVED + AROUND + 1} when number {MOVED + 1} is moved up"
-    )
+    places = f"{MOVED - AROUND + 1} to {MOVED + AROUND + 1}"
+    print(f"\nchange of rho at outputs {places} when the {MOVED + 1}th smallest number is moved up")
     print(" ", *(f"{a:+.2f}" for a in change.tolist()))
 
     distance = first_mistakes(numbers, answers, right)

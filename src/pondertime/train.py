@@ -235,6 +235,8 @@ def train(
         limits = Limits(asked, deadline, until_error, checkpoint_seconds)
         with closing(Session(config, folder, device, backend, limits)) as session:
             with session.reporter as reporter:
+                if 0 < session.iteration < config.iterations:
+                    reporter.say(f"{config.name}: goes on from iteration {session.iteration}")
                 if session.risen:
                     reporter.say(
                         f"{config.name}: the learning rate had fallen, and rises again; "
