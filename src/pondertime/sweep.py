@@ -117,10 +117,9 @@ def check_settings(rows: list[results.Row], ours: str, preset: Preset, where: Pa
     def trained(command: str) -> dict[str, Any]:
         return {name: value for name, value in settings(command, preset).items() if name in SETTINGS}
 
-    for row in rows:
-        if not all(command.startswith("pondertime ") for command in (ours, row.command)):
-            continue
-        there, here = trained(row.command), trained(ours)
+    here, known = trained(ours), [row for row in rows if row.command.startswith("pondertime ")]
+    for row in known if ours.startswith("pondertime ") else []:
+        there = trained(row.command)
         names = sorted(name for name in there | here if there.get(name) != here.get(name))
         if names:
             differences = ", ".join(f"{n} {short(there.get(n))} there, {short(here.get(n))} here" for n in names)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pondertime.claims.evidence import Evidence, Finding, between, difficulty, error, measured, rows, shown, steps
-from pondertime.claims.words import about, number, percent
+from pondertime.claims.words import about, above, number, percent
 from pondertime.results import Row, SequenceTrace
 from pondertime.results.select import Group, Summary, summary
 
@@ -36,12 +36,21 @@ def computation(e: Evidence) -> Finding | None:
     return Finding(about(s, 9), f"{number(s, 1)} times at tau {best.tau:g}", [*best.rows, *e.without])
 
 
+def by_length(
+    e: Evidence, chosen: Sequence[Row], quantity: str, few: tuple[int, int], many: tuple[int, int]
+) -> tuple[list[Row], list[float], list[float]] | None:
+    """The networks that were measured, and their means over few and over many numbers."""
+    used, long = measured(chosen, lambda row: between(e, row, quantity, *many))
+    short = measured(used, lambda row: between(e, row, quantity, *few))[1]
+    return (used, short, long) if used and len(short) == len(used) else None
+
+
 def rises_with_length(e: Evidence) -> Finding | None:
     """The error grows rapidly with the length, in all networks: by 10 points or more from 2-5 to 12-15 numbers."""
-    used, long = measured([*rows(e.act), *e.without], lambda row: between(e, row, "error", 12, 15))
-    short = measured(used, lambda row: between(e, row, "error", 2, 5))[1]
-    if not used or len(short) != len(used):
+    found = by_length(e, [*rows(e.act), *e.without], "error", (2, 5), (12, 15))
+    if found is None:
         return None
+    used, short, long = found
     grown = sum(b - a >= 0.1 for a, b in zip(short, long, strict=True))
     text = (
         f"{percent(summary(short))} (2-5 numbers), {percent(summary(long))} (12-15); "
@@ -55,8 +64,7 @@ def better(e: Evidence) -> list[Group]:
     best = best_group(e)
     if best is None:
         return []
-    least = error(best)
-    return [g for g in e.act if error(g).mean <= least.mean + 2 * math.hypot(least.error, error(g).error)]
+    return [group for group in e.act if not above(error(group), error(best))]
 
 
 def sublinear(e: Evidence) -> Finding | None:
@@ -112,12 +120,10 @@ def spike_grows(e: Evidence) -> Finding | None:
 def average_falls(e: Evidence) -> Finding | None:
     """Yet the average over a sequence is lower in longer ones."""
     group = shown(e, e.points)
-    if group is None:
+    found = None if group is None else by_length(e, group.rows, "rho", (5, 5), (15, 15))
+    if group is None or found is None:
         return None
-    used, long = measured(group.rows, lambda row: between(e, row, "rho", 15, 15))
-    short = measured(used, lambda row: between(e, row, "rho", 5, 5))[1]
-    if not used or len(short) != len(used):
-        return None
+    used, short, long = found
     s = summary([b - a for a, b in zip(short, long, strict=True)])
     text = f"{larger(s, 2)} a step of 15 numbers than of 5 (tau {group.tau:g})"
     return Finding(s.mean < -2 * s.error, text, used)

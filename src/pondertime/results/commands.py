@@ -23,12 +23,11 @@ def read_flags(command: str) -> dict[str, str]:
 
 def settings(command: str, preset: Preset) -> dict[str, Any]:
     """How the networks of a command were trained: the settings of the preset, and its flags in their place."""
-    numbers: dict[str, Any] = asdict(preset)
-    found = dict(numbers)
+    found: dict[str, Any] = asdict(preset)
     for flag, text in read_flags(command).items():
         name = flag.replace("-", "_")
         try:
             found[name] = float(text)
         except ValueError:
-            found[name] = numbers.get(name, text)
+            found.setdefault(name, text)
     return found
