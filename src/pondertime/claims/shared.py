@@ -100,9 +100,15 @@ def solved(limit: float, threshold: float) -> Callable[[Evidence], Finding | Non
     return check
 
 
-def clear(s: Summary, sign: int) -> bool:
-    """Whether a rank correlation has this sign."""
-    return sign * s.mean > max(0.3, 2 * s.error)
+def clear(correlations: list[float], sign: int) -> bool:
+    """Whether the rank correlations of several seeds have this sign; one seed alone may have it by chance."""
+    s = summary(correlations)
+    return len(correlations) > 1 and sign * s.mean > max(0.3, 2 * s.error)
+
+
+def correlation(found: list[float]) -> str:
+    """The mean rank correlation over seeds."""
+    return number(summary(found)) + (" (one seed)" if len(found) == 1 else "")
 
 
 def order(e: Evidence, number_of: Callable[[Row], float | None], sign: int) -> tuple[bool, str, list[Row]] | None:
@@ -110,12 +116,11 @@ def order(e: Evidence, number_of: Callable[[Row], float | None], sign: int) -> t
     used, found = against_tau(e.act, number_of)
     if not found:
         return None
-    s, solving = summary(found), successful(e)
-    holds, text = clear(s, sign), number(s)
+    solving = successful(e)
+    holds, text = clear(found, sign), correlation(found)
     there = against_tau(solving, number_of)[1] if len(solving) < len(e.act) else []
     if there:
-        s = summary(there)
-        holds, text = holds and clear(s, sign), f"{text} over the grid, {number(s)} where solved"
+        holds, text = holds and clear(there, sign), f"{text} over the grid, {correlation(there)} where solved"
     return holds, text, used
 
 
@@ -129,10 +134,10 @@ def sooner(threshold: float, sign: int) -> Callable[[Evidence], Finding | None]:
             if len(e.act) < 3 or not known or not all(math.isinf(t) for t in times):
                 return None
             return Finding(False, f"none of {len(known)} networks gets below {100 * threshold:g} % error", known)
-        holds, correlation, used = found
+        holds, text, used = found
         times = [f"{updates_to(e, g.rows, threshold)} (tau {g.tau:g})" for g in e.act]
         text = (
-            f"a rank correlation of tau with the updates to less than {100 * threshold:g} % error {correlation}; "
+            f"a rank correlation of tau with the updates to less than {100 * threshold:g} % error {text}; "
             f"median {', '.join(spread_out(times))}"
         )
         return Finding(holds, text, used)
@@ -154,9 +159,9 @@ def more_accurate_with_lower_tau(e: Evidence) -> Finding | None:
     found = order(e, value, 1)
     if found is None:
         return None
-    holds, correlation, used = found
+    holds, text, used = found
     errors = [f"{percent(error(g))} (tau {g.tau:g})" for g in e.act]
-    text = f"a rank correlation of tau with the error {correlation}; {', '.join(spread_out(errors))}"
+    text = f"a rank correlation of tau with the error {text}; {', '.join(spread_out(errors))}"
     return Finding(holds, text, used)
 
 
@@ -185,10 +190,9 @@ def slope_against_tau(e: Evidence) -> Finding | None:
     if not found:
         few = measured(rows(successful(e)), lambda row: slope(e, row))[0]
         return Finding(None, "no order: less than three time penalties solve the task", few) if few else unsolved(e)
-    s = summary(found)
     slopes = [f"{number(summary(n), 3)} (tau {g.tau:g})" for g in successful(e) if (n := slopes_of(e, g))]
-    text = f"a rank correlation of tau with the slope {number(s)}; slope {', '.join(spread_out(slopes))}"
-    return Finding(clear(s, -1), text, used)
+    text = f"a rank correlation of tau with the slope {correlation(found)}; slope {', '.join(spread_out(slopes))}"
+    return Finding(clear(found, -1), text, used)
 
 
 def slopes_of(e: Evidence, group: Group) -> list[float]:

@@ -65,8 +65,8 @@ def efficient_at_low_tau(e: Evidence) -> Finding | None:
     made = order(e, found[0].get, -1) if found is not None else None
     if made is None:
         return None
-    holds, correlation, used = made
-    return Finding(holds, f"a rank correlation of tau with the bits gained {correlation}", used)
+    holds, text, used = made
+    return Finding(holds, f"a rank correlation of tau with the bits gained {text}", used)
 
 
 def little_ponder(e: Evidence) -> Finding | None:
