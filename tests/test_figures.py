@@ -133,6 +133,16 @@ def test_ellipses_are_standard_errors_and_curves_count_iterations(tmp_path):
     assert mean.get_ydata() == pytest.approx(np.mean([make_curve(row).error for row in rows], axis=0))
 
 
+def test_bits_per_character_are_smoothed(tmp_path):
+    rows = [row for row in make_results(tmp_path, "wikipedia", taus=[0.01], seeds=2) if row.tau]
+    mean = figures.draw("enwik_plot", tmp_path).axes[0].lines[0]
+    x = np.mean([make_curve(row).updates / row.workers for row in rows], axis=0)
+    y = np.mean([make_curve(row).bpc for row in rows], axis=0)
+    # A twentieth of 60 points is three.
+    assert mean.get_xdata() == pytest.approx((x[:-2] + x[1:-1] + x[2:]) / 3)
+    assert mean.get_ydata() == pytest.approx((y[:-2] + y[1:-1] + y[2:]) / 3)
+
+
 def test_a_tau_has_one_colour_everywhere(stored, grid):
     def found(name: str, folder: Path) -> set:
         figure = figures.draw(name, folder)

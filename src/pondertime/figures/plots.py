@@ -21,6 +21,8 @@ CROWD = 100
 WIDE = 20
 # Bits per character that the axis of final values shows.
 LEAST = 0.1
+# A mean of bits per character is over this share of the training: minibatches differ more than networks do.
+WINDOW = 0.05
 
 
 def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
@@ -32,7 +34,8 @@ def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
         raise missing(results_dir, task, "learning curves")
     made, (left, right) = style.panels(style.DOUBLE, 2.6, 2)
     for group in shown:
-        runs_and_mean(left, group, [lines[row.key] for row in group.rows if row.key in lines], crowd=len(lines) > CROWD)
+        runs = [lines[row.key] for row in group.rows if row.key in lines]
+        runs_and_mean(left, group, runs, crowd=len(lines) > CROWD, window=WINDOW if task == "wikipedia" else 0)
     workers = max(row.workers for group in shown for row in group.rows)
     left.set_xlabel(f"iterations of {workers} worker{'s' if workers > 1 else ''}")
     left.xaxis.set_major_formatter(FuncFormatter(style.short))
@@ -60,15 +63,15 @@ def _line(row: Row, curve: Curve) -> np.ndarray:
     return line if len(line) else np.array([[row.updates / row.workers, value(row)]])
 
 
-def runs_and_mean(axes: Axes, group: Group, lines: list[np.ndarray], *, crowd: bool) -> None:
-    """Faint lines [K, 2] of single runs and the bold line of their mean."""
+def runs_and_mean(axes: Axes, group: Group, lines: list[np.ndarray], *, crowd: bool, window: float = 0) -> None:
+    """Faint lines [K, 2] of single runs and the bold line of their mean, over a window of that share of the line."""
     tau = group.tau
     # Many faint lines must not add up to a solid patch.
     alpha = 0.12 if crowd else 0.3
     axes.add_collection(
         LineCollection(lines, colors=style.colour(tau), alpha=alpha, linewidths=0.5, zorder=1, rasterized=crowd)
     )
-    mean = mean_line(lines)
+    mean = running_mean(mean_line(lines), window)
     width = 1.0 if crowd and tau is not None else 1.5
     axes.plot(
         mean[:, 0],
@@ -81,6 +84,12 @@ def runs_and_mean(axes: Axes, group: Group, lines: list[np.ndarray], *, crowd: b
         zorder=4 if tau is None else 3,
     )
     axes.autoscale_view()
+
+
+def running_mean(line: np.ndarray, window: float) -> np.ndarray:
+    """A line [K, 2] whose points are means over a share of it; it begins and ends half a window later and sooner."""
+    n = max(1, round(window * len(line)))
+    return np.lib.stride_tricks.sliding_window_view(line, n, axis=0).mean(-1)
 
 
 def _zoom(axes: Axes, lines: list[np.ndarray]) -> None:
