@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pondertime import bench
-from pondertime.bench import rates
+from pondertime.bench import cuda, floors, rates
 
 TINY = {
     "rnn": bench.Workload("rnn", 8, 9, 1, 3, 4, 1),
@@ -57,3 +57,58 @@ def test_how_busy_a_grid_keeps_a_device() -> None:
     cost = rates.cost_of({n: {"cells": n, "kernel": per_second} for n, per_second in kernel.items()}, 4)
     assert [cost(n) for n in (1, 2, 6, 25, 70)] == pytest.approx([0.5, 1, 3, 20, 65])
     assert rates.busy({"each": [(10, 2.0), (1, 25.0)], "seconds": 15.0}, cost, 4) == pytest.approx(0.5)
+
+
+def test_floors_by_hand() -> None:
+    """An LSTM of 2 units, 3 inputs and 1 output: W_h 8 x 2, W_x 8 x 4, W_y 1 x 2; 5 rows, 2 steps of 3 updates."""
+    w = bench.Workload("lstm", 2, 5, 2, 3, 3, 1)
+    peak = floors.Peak({"float32": 100.0, "bfloat16": 1e9}, 1e3, on_chip=64)
+    inference = floors.floor(w, 5, "float32", peak, train=False)
+    assert inference == (30 * 16 + 10 * (32 + 2), 4 * (16 + 34) + 4 * 10 * (3 + 1))
+    # Back: by the states, by W_h, by W_x, and twice the read-out; W_h once more, all gradients, a tape of 2 H + 4 H
+    # numbers for each of 30 updates of a row, written and read.
+    training = floors.floor(w, 5, "float32", peak, train=True)
+    assert training.multiply_adds - inference.multiply_adds == 2 * 30 * 16 + 10 * 32 + 2 * 10 * 2
+    assert training.bytes - inference.bytes == 4 * 16 + 4 * (16 + 34) + 2 * 4 * 30 * 12
+    assert training.seconds(peak, "float32") == 2 * training.multiply_adds / 100
+    assert training.seconds(peak, "bfloat16") == training.bytes / 1e3
+    # Weights that do not fit are read at each of the six updates.
+    small = peak._replace(on_chip=63)
+    assert floors.floor(w, 5, "float32", small, train=False).bytes - inference.bytes == 4 * 5 * 16
+    assert floors.peak_of("NVIDIA H200 NVL") == floors.PEAKS["H200"] and floors.peak_of("NVIDIA T4") is None
+
+
+def test_the_busiest_multiprocessor() -> None:
+    assert cuda.busiest([5, 1, 1, 1, 4], 2) == 7  # 5 | 1 1 1 4
+    assert cuda.busiest([3], 2) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnAGpu:
+    @pytest.fixture(autouse=True)
+    def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        small = {"parity": TINY["rnn"], "addition": bench.Workload("lstm", 512, 4, 2, 2, 50, 66)}
+        for module in (bench, cuda):
+            monkeypatch.setattr(module, "WORKLOADS", small)
+        monkeypatch.setattr(cuda, "TILES", 3)
+
+    @pytest.mark.parametrize("precision", cuda.EQUAL)
+    def test_a_table(self, precision: str) -> None:
+        rows = cuda.run_in(precision, "parity", 0.02, lambda text: None)
+        assert all(row["value"] >= 0 and precision in row["mode"] for row in rows)
+        assert {row["contestant"] for row in rows} >= {"fused", "fused, whole batch", "cuDNN", "products"}
+        for what in ("kernels", "memory"):
+            values = [row["value"] for row in rows if what in row["mode"] and row["contestant"] == "fused"]
+            assert len(values) == 2 and min(values) > 0, what
+
+    def test_a_curve(self) -> None:
+        rows = cuda.curve(0.02)
+        assert {row["unit"] for row in rows} == {"ms", "updates"} and all(row["value"] > 0 for row in rows)
+
+    def test_networks_one_by_one_and_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        measured = cuda.rates.learner_rate
+        monkeypatch.setattr(cuda.rates, "learner_rate", lambda *args: measured(*args, seconds=0.2, repeats=1))
+        rows = cuda.stacked("addition")
+        assert [row["mode"] for row in rows] == ["training, float32"] * 2 + ["training, bfloat16"] * 2
+        assert all(row["value"] > 0 for row in rows) and [row["ratio"] for row in rows[::2]] == [1, 1]

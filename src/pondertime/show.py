@@ -9,23 +9,29 @@ from pondertime.config import TrainConfig
 
 
 def show_times(rows: list[dict[str, Any]]) -> None:
-    """One line a mode, one column a contestant."""
+    """One line a mode, one column a contestant; lines with the same columns under each other."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    names = list(dict.fromkeys(row["contestant"] for row in rows))
-    table = Table("", *names, box=None)
-    for mode in dict.fromkeys((row["mode"], row["halting"], row["unit"]) for row in rows):
-        found = {row["contestant"]: row for row in rows if (row["mode"], row["halting"], row["unit"]) == mode}
-        cells = [measured(found[n]) if n in found else "" for n in names]
-        table.add_row(", ".join(mode), *cells)
-    Console(width=150).print(table)
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        line = lines.setdefault((row["mode"], row["halting"], row["unit"]), {})
+        line[row["contestant"]] = measured(row)
+    tables: dict[tuple[str, ...], Table] = {}
+    for mode, line in lines.items():
+        names = tuple(line)
+        if names not in tables:
+            tables[names] = Table(Column("", no_wrap=True), *names, box=None)
+        tables[names].add_row(", ".join(mode), *line.values())
+    for table in tables.values():
+        Console(width=150).print(table)
 
 
 def measured(row: dict[str, Any]) -> str:
     """A value and its ratio, where it has one."""
+    value = row["value"]
     ratio = "" if row["ratio"] is None else f" ({row['ratio']:.2f})"
-    return f"{row['value']:.2f}{ratio}"
+    return (f"{value:,.0f}" if value >= 1000 else f"{value:.3g}") + ratio
 
 
 def say(text: str) -> None:

@@ -127,8 +127,11 @@ def products(w: Workload, B: int, *, train: bool, device: str = "cpu") -> Callab
     H, updates = w.hidden_size, w.steps * w.updates
     gates = H if w.cell == "rnn" else 4 * H
 
+    half = device != "cpu" and torch.is_autocast_enabled(device)
+
     def new(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=device)
+        # Products into a given tensor know nothing of autocast.
+        return torch.randn(*shape, device=device, dtype=torch.get_autocast_dtype(device) if half else None)
 
     h, g, forward, backward = new(B, H), new(B, gates), new(H, gates), new(gates, H)
     all_g, all_h = new(updates * B, gates), new(updates * B, H)

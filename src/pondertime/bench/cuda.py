@@ -1,19 +1,24 @@
 """Speed on a GPU: the fused path beside cuDNN making the same number of updates, and beside the bare products.
 
 The workloads and the networks are those of ``bench``. Both sides compute in the same precision, which is named.
-Before a speed is reported the fused path is compared with the reference in float64 on the CPU.
+Before a speed is reported the fused path is compared with the reference in float64 on the CPU, in training and in
+inference, at the first call and when its calls are recorded.
 """
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pondertime.bench import WORKLOADS, Workload, contestants, inputs, measure, network, ragged, rates
+from pondertime.bench import WORKLOADS, Workload, contestants, inputs, machine, measure, network, ragged, rates
+from pondertime.bench.floors import floor, peak_of
 
 # The largest relative difference to float64 that counts as equal.
 EQUAL = {"float32": 2e-4, "tf32": 2e-2, "bfloat16": 1e-1}
+# Calls of one shape, after which those that are recorded at all are.
+CALLS = 12
 # Row groups of the curve of ragged halting: more than a device has multiprocessors.
 TILES, TILE = 512, 16
 
@@ -24,26 +29,35 @@ def on_device(w: Workload, N: Tensor) -> tuple[Any, Tensor]:
     return net.cuda(), x.cuda()
 
 
-def results(net: Any, x: Tensor, weights: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Output and gradients, and N."""
+def results(net: Any, x: Tensor, weights: Tensor, *, train: bool) -> tuple[list[Tensor], Tensor]:
+    """The output and in training the gradients, and N."""
     net.zero_grad()
-    output, _, ponder = net(x)
-    ((output * weights).sum() + ponder.cost.sum()).backward()
+    with torch.set_grad_enabled(train):
+        output, _, ponder = net(x)
+        if train:
+            ((output * weights).sum() + ponder.cost.sum()).backward()
     found = [output.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
     return [a.double().cpu() for a in found], ponder.steps.cpu()
 
 
-def check(w: Workload, N: Tensor, precision: str) -> float:
+def check(w: Workload, N: Tensor, precision: str, modes: tuple[bool, ...] = (True, False)) -> float:
     """The largest relative difference to the reference in float64; N must not differ at all."""
     net, x = on_device(w, N)
     weights = torch.randn(w.steps, len(N), w.output_size, dtype=torch.float64)
-    found, steps = results(net, x, weights.float().cuda())
     truth = network(w).double()
     truth.backend = "reference"
-    expected, steps64 = results(truth, x.double().cpu(), weights.float().double())
-    if not torch.equal(steps, steps64) or not bool((steps == N).all()):
-        raise RuntimeError("the updates are not those asked for; no speed is reported")
-    worst = max(float((a - b).norm() / b.norm().clamp(min=1e-6)) for a, b in zip(found, expected, strict=True))
+    expected, steps64 = results(truth, x.double().cpu(), weights.float().double(), train=True in modes)
+    worst = 0.0
+    for train in modes:
+        for call in range(CALLS):
+            found, steps = results(net, x, weights.float().to(x.device), train=train)
+            if call not in (0, CALLS - 1):
+                continue
+            if not torch.equal(steps, steps64) or not bool((steps == N).all()):
+                raise RuntimeError("the updates are not those asked for; no speed is reported")
+            own = expected if train else expected[:1]
+            differences = [float((a - b).norm() / b.norm().clamp(min=1e-6)) for a, b in zip(found, own, strict=True)]
+            worst = max([worst, *(d if d == d else torch.inf for d in differences)])
     if not worst < EQUAL[precision]:
         raise RuntimeError(f"differs from the reference by {worst:.1e}; no speed is reported")
     return worst
@@ -56,7 +70,7 @@ def run(name: str, seconds: float, say: Callable[[str], None]) -> list[dict[str,
         rows += curve(seconds)
     if name in ("parity", "logic"):
         return rows + ensembles(name)
-    return rows + (stacked(name, seconds) if name in ("addition", "sort") else [])
+    return rows + (stacked(name) if name in ("addition", "sort") else [])
 
 
 def curve(seconds: float) -> list[dict[str, Any]]:
@@ -65,36 +79,51 @@ def curve(seconds: float) -> list[dict[str, Any]]:
     generator, k, rows = torch.Generator().manual_seed(0), w.updates, TILES * TILE
     drawn = torch.randint(1, 2 * k, (rows,), generator=generator)
     halting = {
-        f"every N = {k}": torch.full((rows,), k),
+        **{f"every N = {n}": torch.full((rows,), n) for n in (1, 2, k, 10)},
         "N uniform on 1..9, sorted": drawn.sort().values,
         "N uniform on 1..9": drawn,
         "one tile in four N = 20, else 2": torch.where(torch.arange(rows) // TILE % 4 == 0, 20, 2),
         "one row in 64 N = 20, else 2": torch.where(torch.arange(rows) % 64 == 0, 20, 2),
         "every N = 20": torch.full((rows,), 20),
     }
-    calls: dict[str, Callable[[], Any]] = {}
-    for name, N in halting.items():
-        net, x = on_device(w, N.double())
-        calls[name] = lambda net=net, x=x: net(x)
-    with torch.no_grad():
+    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    found = []
+    for mode in ("inference", "train"):
+        calls: dict[str, Callable[[], Any]] = {}
+        for name, N in halting.items():
+            check(w, N.double(), "float32", (mode == "train",))
+            calls[name] = contestants(w, N.double(), train=mode == "train", device="cuda", names=("fused",))["fused"]
         times = measure(calls, seconds)
-    return [
-        {"workload": "parity", "mode": f"inference, float32, {rows} rows", "halting": name,
-         "contestant": f"fused, largest N of a tile {halting[name].view(-1, TILE).amax(1).double().mean():.2f}",
-         "value": t, "unit": "ms", "ratio": None}
-        for name, t in times.items()
-    ]  # fmt: skip
+        row = {"workload": "parity", "mode": f"{mode}, float32, {rows} rows", "contestant": "fused", "ratio": None}
+        found += [{**row, "halting": name, "value": t, "unit": "ms"} for name, t in times.items()]
+    for name, N in halting.items():
+        longest = N.view(-1, TILE).amax(1).tolist()
+        row = {"workload": "parity", "mode": f"{rows} rows", "halting": name, "unit": "updates", "ratio": None}
+        found.append({**row, "contestant": "largest N of a tile, mean", "value": sum(longest) / TILES})
+        found.append({**row, "contestant": "busiest multiprocessor", "value": busiest(longest, processors)})
+    return found
 
 
-def stacked(name: str, seconds: float) -> list[dict[str, Any]]:
+def busiest(longest: Iterable[float], processors: int) -> float:
+    """The updates of the multiprocessor that ends last, where each takes the next tile when it is done with one."""
+    loads = [0.0] * processors
+    for updates in longest:
+        heapq.heapreplace(loads, loads[0] + updates)
+    return max(loads)
+
+
+def stacked(name: str) -> list[dict[str, Any]]:
     """Updates a second of 20 networks at once through the stacked kernels, and of one at a time."""
-    found = {members: rates.learner_rate(name, members, seconds) for members in (1, 20)}
-    names = {1: "one by one, float32", 20: "20 at once, bfloat16"}
-    return [
-        {"workload": name, "mode": "training", "halting": "early in training", "contestant": names[members],
-         "value": rate, "unit": "updates/s", "ratio": rate / found[1]}
-        for members, rate in found.items()
-    ]  # fmt: skip
+    w, rows = WORKLOADS[name], []
+    for precision in ("float32", "bfloat16"):
+        found = {members: rates.learner_rate(name, w, members, precision) for members in (1, 20)}
+        rows += [
+            {"workload": name, "mode": f"training, {precision}", "halting": f"N = {w.updates}, {w.batch_size} rows",
+             "contestant": "one by one" if members == 1 else f"{members} at once", "value": rate, "unit": "updates/s",
+             "ratio": rate / found[1]}
+            for members, rate in found.items()
+        ]  # fmt: skip
+    return rows
 
 
 def ensembles(name: str) -> list[dict[str, Any]]:
@@ -132,14 +161,73 @@ def run_in(precision: str, name: str, seconds: float, say: Callable[[str], None]
         for mode, halting, N in (
             ("train", "equal", equal), ("inference", "equal", equal), ("train", "ragged", ragged(w)),
         ):  # fmt: skip
+            train = mode == "train"
             with half:
-                times = measure(contestants(w, N, train=mode == "train", device="cuda", names=("fused",)), seconds)
-            rows += [
-                {"workload": name, "mode": f"{mode}, {precision}", "halting": halting, "contestant": k, "value": t,
-                 "unit": "ms", "ratio": t / times["cuDNN"]}
-                for k, t in times.items()
-            ]  # fmt: skip
+                # Compact knows no autocast of its own; it is the slowest by far.
+                names = ("fused", "compact") if precision == "float32" else ("fused",)
+                calls = contestants(w, N, train=train, device="cuda", names=names)
+                if halting == "ragged":
+                    whole = torch.full_like(N, N.max().item())
+                    calls["fused, whole batch"] = contestants(w, whole, train=train, device="cuda", names=names)[
+                        "fused"
+                    ]
+                times = measure(calls, seconds)
+                row = {"workload": name, "mode": f"{mode}, {precision}", "halting": halting}
+                rows += [
+                    {**row, "contestant": k, "value": t, "unit": "ms", "ratio": t / times["cuDNN"]}
+                    for k, t in times.items()
+                ]
+                if halting == "equal":
+                    rows += inside(w, calls, row, precision, train=train)
         say(f"{name}, {precision}: equal to the reference in float64 to {worst:.0e}")
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
     return rows
+
+
+def inside(
+    w: Workload, calls: dict[str, Callable[[], Any]], row: dict[str, Any], precision: str, *, train: bool
+) -> list[dict[str, Any]]:
+    """Of a call the kernels alone, with the least that they could take, and the memory."""
+    kernels = {name: kernel_time(calls[name]) for name in ("fused", "cuDNN")}
+    peak, times = peak_of(machine("cuda")), dict(kernels)
+    if peak is not None:
+        times["floor"] = 1e3 * floor(w, w.batch_size, precision, peak, train=train).seconds(peak, precision)
+    memory = {name: memory_of(calls[name]) / 2**20 for name in kernels}
+    return [
+        {
+            **row,
+            "mode": f"{row['mode']}, {what}",
+            "contestant": k,
+            "value": v,
+            "unit": unit,
+            "ratio": v / found["cuDNN"],
+        }
+        for what, unit, found in (("kernels", "ms", times), ("memory", "MiB", memory))
+        for k, v in found.items()
+    ]
+
+
+def kernel_time(call: Callable[[], Any], repeats: int = 10) -> float:
+    """Milliseconds of a call in which the GPU computes, copies or fills."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(repeats):
+            call()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profiler.key_averages()) / repeats / 1e3
+
+
+def memory_of(call: Callable[[], Any]) -> int:
+    """The most bytes allocated at once during a call, beside what was there before."""
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = call()
+    torch.cuda.synchronize()
+    del result
+    return torch.cuda.max_memory_allocated() - before

@@ -5,17 +5,20 @@ of a multiprocessor at that N, and with it the share of the device that a grid o
 """
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from pondertime.bench import Workload
 from pondertime.config import TrainConfig, make_config, paper_grid
 from pondertime.ensemble.gpu import GpuGroup
-from pondertime.runs import make_task
-from pondertime.train import make_learner
+from pondertime.learner import Learner
+from pondertime.runs import build_all, make_task
 
 
 def fixed(task: str, networks: int) -> list[TrainConfig]:
@@ -24,13 +27,11 @@ def fixed(task: str, networks: int) -> list[TrainConfig]:
     return [make_config(task, seed=s, iterations=10**9, **options) for s in range(networks)]
 
 
-def halt_after(group: GpuGroup, n: int) -> None:
+def halt_after(model: dict[str, Tensor], n: int) -> None:
     """Make every row of every network halt after exactly n updates."""
     h = 0.99 / (n - 0.5)
-    weights = group.tensors()
-    weights["model"]["halt.weight"].zero_()
-    weights["model"]["halt.bias"].fill_(30.0 if n == 1 else math.log(h / (1 - h)))
-    group.load(weights, group.iterations)
+    model["halt.weight"].zero_()
+    model["halt.bias"].fill_(30.0 if n == 1 else math.log(h / (1 - h)))
 
 
 def rate(group: GpuGroup, updates: int, repeats: int = 3) -> dict[str, float]:
@@ -62,10 +63,11 @@ def fixed_rates(task_name: str, steps: Iterable[int], networks: int, updates: in
     group = GpuGroup(configs, make_task(configs[0]), "cuda")
     rates = {}
     for n in steps:
-        group.load(group.tensors(), [0] * networks)
-        halt_after(group, n)
+        weights = group.tensors()
+        halt_after(weights["model"], n)
+        group.load(weights, [0] * networks)
         if updates is None:
-            rates[n] = rate(group, group.per_chunk, repeats=3 if n <= 10 else 1)
+            rates[n] = rate(group, group.per_chunk, repeats=3 if n <= 20 else 1)
         else:
             rates[n] = rate(group, max(64, updates * 5 // max(5, n)))
     return rates
@@ -122,20 +124,27 @@ def busy(run: dict[str, Any], cost: Callable[[float], float], processors: int) -
     return sum(made * cost(cells) for made, cells in run["each"]) / (processors * run["seconds"])
 
 
-def learner_rate(task: str, members: int, seconds: float) -> float:
-    """Updates a second over all networks, data and Adam included, of a Learner on a GPU.
+def learner_rate(task: str, w: Workload, members: int, precision: str, seconds: float = 1.0, repeats: int = 3) -> float:
+    """Updates a second over all networks, data and Adam included, of a Learner on a GPU; the median of some repeats.
 
-    Before, it trains for as long without being timed: it records its updates then.
+    The networks do not learn, and every row halts after exactly k updates. Before it is timed it trains for as long: it
+    records its updates then.
     """
-    config = make_config(task, members=members, iterations=10**9)
-    learner = make_learner(config, make_task(config), "cuda", "auto")
-    for _ in ("recorded", "timed"):
+    options: dict[str, Any] = {"learning_rate": 1e-30, "batch_size": w.batch_size, "max_steps": 20}
+    config = make_config(task, members=members, iterations=10**9, **options)
+    made = make_task(config)
+    learner = Learner(config, made, build_all(config, made).to("cuda"), "cuda")
+    learner.half = precision == "bfloat16"
+    halt_after(learner.weights.views(learner.weights.all), w.updates)
+    rates = []
+    for _ in range(1 + repeats):
         torch.cuda.synchronize()
         start, before = time.perf_counter(), learner.work
         while time.perf_counter() - start < seconds:
             learner.advance(10**9)
-    torch.cuda.synchronize()
-    return (learner.work - before) / (time.perf_counter() - start)
+        torch.cuda.synchronize()
+        rates.append((learner.work - before) / (time.perf_counter() - start))
+    return statistics.median(rates[1:])
 
 
 def measure(task: str, updates: int) -> dict[str, Any]:
