@@ -18,7 +18,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# On a machine with a GPU, with the python that has torch, Triton and pytest there.
+# On a machine with a GPU, with the python that has torch, Triton, pytest and hypothesis there.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/test_gpu.py tests/test_ensemble_gpu.py tests/test_tasks.py tests/test_bench.py
 

@@ -112,6 +112,13 @@ def test_a_grid_on_a_gpu_is_one_job(tmp_path: Path):
     assert [(j.taus, j.tau) for j in sweep.together(big, places, 2)] == [((0.5, 0.25), None), ((), 0.125)]
 
 
+@pytest.mark.parametrize(("precision", "jobs"), [("auto", 1), ("bfloat16", 1), ("float32", 2)])
+def test_float32_on_a_gpu(tmp_path: Path, precision: str, jobs: int) -> None:
+    """An LSTM of 128 units has a multiprocessor of its own in bfloat16 only; in float32 those with ACT are stacked."""
+    places = Places(tmp_path / "runs", tmp_path / "results", "cuda", precision=precision)
+    assert len(sweep.together(plan(make_config("logic"), (0.5, 0.25), 2, baseline=True), places)) == jobs
+
+
 def test_stacks_fit_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of its memory if all networks ponder to the end: 9.3 GB each, without ACT 2.0 GB."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -30,9 +30,11 @@ class Interval(NamedTuple):
 
 
 class Batches:
-    """A worker's training data: batch i of a network is a function of its seed, the worker and i alone.
+    """A worker's training data: batch i of a network is a function of its seed, the worker, i and the type of device.
 
-    Batches are sampled in chunks, as one large batch costs little more than a small one. Those of several networks
+    Whatever networks it is trained with, and however often it is taken up again. Batches are sampled in chunks, as one
+    large batch costs little more than a small one; they are longer on a GPU, and longer still where a program trains a
+    network (``ensemble.ring``): so the same seed sees other numbers there. Those of several networks
     lie beside each other in one, row e * B + j being row j of network e.
     """
 

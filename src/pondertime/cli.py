@@ -37,11 +37,13 @@ from pondertime.flags import (
     OptionalReal,
     OptionalWhole,
     Positional,
+    Precision,
     PresetReal,
     TaskArgument,
     Whole,
     check_count,
     check_minutes,
+    check_precision,
     optional,
     parse_taus,
     pick_device,
@@ -75,6 +77,7 @@ class Train(NetworkFlags):
     """The run folder, if not RUNS/NAME."""
     device: Device = "auto"
     backend: Backend = "auto"
+    precision: Precision = "auto"
 
     def config(self) -> TrainConfig:
         return make_config(
@@ -94,6 +97,7 @@ class Train(NetworkFlags):
             raise ConfigError(f"--until-error: expected a share between 0 and 1, got {self.until_error}")
         check_minutes(self.max_minutes)
         device = pick_device(self.device, self.backend, config.workers)
+        check_precision(self.precision, device)
         from pondertime.runs import RunFolder
         from pondertime.train import train
 
@@ -104,6 +108,7 @@ class Train(NetworkFlags):
             folder,
             device=device,
             backend=self.backend,
+            precision=self.precision,
             until_error=self.until_error,
             max_minutes=self.max_minutes,
         )
@@ -204,6 +209,7 @@ class Sweep(NetworkFlags):
     """Folder of the result tables."""
     device: Device = "auto"
     backend: Backend = "auto"
+    precision: Precision = "auto"
 
     def run(self) -> None:
         taus = paper_grid(self.task) if self.taus is None else parse_taus(self.taus)
@@ -212,10 +218,11 @@ class Sweep(NetworkFlags):
         check_count("processes", self.processes)
         check_minutes(self.max_minutes)
         device = pick_device(self.device, self.backend, base.workers)
+        check_precision(self.precision, device)
         from pondertime import sweep
 
         deadline = math.inf if self.max_minutes is None else time.monotonic() + 60 * self.max_minutes
-        places = sweep.Places(self.runs, self.results, device, self.backend, deadline)
+        places = sweep.Places(self.runs, self.results, device, self.backend, self.precision, deadline)
         every = sweep.plan(base, taus, self.seeds, baseline=not self.no_baseline)
         todo = sweep.unfinished(every, places)
         done = f"{len(every) - len(todo)} done" + (f" (in {self.results})" if len(todo) < len(every) else "")
@@ -257,7 +264,7 @@ class Sweep(NetworkFlags):
             say(f"  and {len(todo) - 5} more")
         if todo:
             jobs = sweep.together(todo, places, self.processes)
-            seconds = sweep.estimate(jobs[0], places.device, self.backend) / jobs[0].size * sum(j.size for j in jobs)
+            seconds = sweep.estimate(jobs[0], places) / jobs[0].size * sum(j.size for j in jobs)
             say(f"about {sweep.total_time(seconds / self.processes)} at the speed of the first updates")
 
 

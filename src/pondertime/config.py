@@ -103,7 +103,7 @@ TASK_OPTIONS = {
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides the weights of one network, whatever machine trains it."""
+    """Everything that decides the weights of one network, but for the device: its random numbers and its rounding."""
 
     task: str
     preset: str

@@ -45,6 +45,13 @@ OptionalPath = Annotated[Path | None, optional(metavar="PATH")]
 PresetName = Annotated[str, tyro.conf.arg(metavar="fast|paper")]
 Device = Annotated[str, tyro.conf.arg(metavar="cpu|cuda|auto")]
 Backend = Annotated[str, tyro.conf.arg(metavar="auto|reference|compact|fused")]
+Precision = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="auto|float32|bfloat16",
+        help="Of the products, on a GPU; auto: bfloat16 for several networks at once or more than 512 units.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +119,13 @@ def check_count(name: str, value: int) -> None:
 def check_minutes(value: float | None) -> None:
     if value is not None and not value > 0:
         raise ConfigError(f"--max-minutes: expected a positive number, got {value}")
+
+
+def check_precision(precision: str, device: str) -> None:
+    if precision not in ("auto", "float32", "bfloat16"):
+        raise ConfigError(f"--precision: expected auto, float32 or bfloat16, got {precision!r}")
+    if precision == "bfloat16" and device == "cpu":
+        raise ConfigError("--precision: products in bfloat16 are made on a GPU; leave it out, or use --device cuda")
 
 
 def pick_device(device: str, backend: str, workers: int = 1) -> str:

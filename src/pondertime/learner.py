@@ -10,7 +10,7 @@ from torch.optim.adam import adam
 
 from pondertime.act import ACT
 from pondertime.batches import SUMS, Batches, Interval, measure_every
-from pondertime.config import Diverged, TrainConfig
+from pondertime.config import ConfigError, Diverged, TrainConfig
 from pondertime.ensemble import Ensemble
 from pondertime.ensemble.stepper import Stepper, by_weights
 from pondertime.fused.common import Grads, Inputs, Outputs, Rules, each
@@ -82,6 +82,7 @@ class Learner:
         device: str,
         worker: int = 0,
         weights: Weights | None = None,
+        precision: str = "auto",
     ) -> None:
         self.config, self.task, self.network, self.members = config, task, network, config.size
         configs = [config.member(e) for e in range(config.size)]
@@ -94,9 +95,12 @@ class Learner:
         self.weights.attach(network)
         self.backend = network.resolve(device)
         self.fused = self.backend if self.backend.startswith("fused") else None
+        can = self.fused is not None and torch.device(device).type == "cuda"
+        if precision == "bfloat16" and not can:
+            raise ConfigError("--precision: products in bfloat16 are made by the fused path on a GPU")
         # Several networks on a GPU, or a large one: the product of an update is bound by the bytes of the weights.
         heavy = isinstance(network, Ensemble) or config.hidden_size > HEAVY
-        self.half = heavy and self.fused is not None and torch.device(device).type == "cuda"
+        self.half = can and (heavy if precision == "auto" else precision == "bfloat16")
         if self.half:
             self.backend += ", bfloat16 products"
         # What makes the updates, where they can be recorded: for batches of full length and for others.
@@ -165,6 +169,10 @@ class Learner:
     def closed_intervals(self) -> list[Interval]:
         """The intervals that are over, if the last update ended one."""
         return self.open_intervals() if self.iterations[0] % self.config.log_every == 0 else []
+
+    def settle(self) -> list[Interval]:
+        """Updates are made when they are asked for: nothing runs meanwhile."""
+        return []
 
     def open_intervals(self) -> list[Interval]:
         """What was summed up since the last interval, which ends here."""

@@ -63,6 +63,7 @@ class Places:
     results: Path
     device: str = "cpu"
     backend: str = "auto"
+    precision: str = "auto"
     deadline: float = math.inf  # by time.monotonic; what has not ended then stops, with a checkpoint
 
     @property
@@ -188,7 +189,7 @@ def together(configs: list[TrainConfig], places: Places, processes: int = 1) -> 
             jobs.append(whole)
     if not places.on_gpu or not can_join(fresh, places):
         return jobs + seeds_together(fresh, places)
-    if not fresh or why_not_gpu_group(fresh, make_task(fresh[0])) is None:
+    if not fresh or why_not_gpu_group(fresh, make_task(fresh[0]), places.precision) is None:
         grid = whole_grid(fresh)
         return jobs + ([grid] if grid is not None else seeds_together(fresh, places))
     # Stacked networks halt by the same rules.
@@ -246,9 +247,9 @@ def stacked_together(config: TrainConfig, places: Places) -> int:
     return max(1, min(STACKED_TOGETHER, there // 2 // each))
 
 
-def estimate(job: TrainConfig, device: str, backend: str) -> float:
+def estimate(job: TrainConfig, places: Places) -> float:
     """Seconds that a job will take, from a second of its first updates."""
-    learner = make_learner(job, make_task(job), device, backend)
+    learner = make_learner(job, make_task(job), places.device, places.backend, places.precision)
     learner.advance(job.iterations)
     start, before = time.monotonic(), learner.work
     while time.monotonic() - start < 1 and learner.least < job.iterations:
@@ -260,7 +261,8 @@ def estimate(job: TrainConfig, device: str, backend: str) -> float:
 def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
     """Train the networks of a job and add them to the result tables."""
     folder = folder_of(job, places)
-    result = train(job, folder, device=places.device, backend=places.backend, max_minutes=places.minutes_left)
+    where = {"device": places.device, "backend": places.backend, "precision": places.precision}
+    result = train(job, folder, **where, max_minutes=places.minutes_left)
     loaded = folder.load_networks(range(job.size), backend=places.backend)
     task, networks = loaded[0][1], [network.to(places.device) for _, _, network in loaded]
     points: dict[int, list[dict[str, Any]]] = {}

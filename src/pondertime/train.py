@@ -42,10 +42,12 @@ class Limits:
 class Session:
     """A training under way: the folder, the counters, the log."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, device: str, backend: str, limits: Limits) -> None:
+    def __init__(
+        self, config: TrainConfig, folder: RunFolder, device: str, backend: str, precision: str, limits: Limits
+    ) -> None:
         self.config, self.folder, self.device, self.limits = config, folder, device, limits
         self.task = make_task(config)
-        self.learner = make_learner(config, self.task, device, backend)
+        self.learner = make_learner(config, self.task, device, backend, precision)
         self.seconds, self.warned, self.stuck = 0.0, False, 0
         self.last: dict[int, dict[str, Any]] = {}  # the last line of every network
         metrics_bytes = self.restore()
@@ -96,6 +98,7 @@ class Session:
 
     def save(self) -> None:
         """Write a checkpoint; one with numbers that are not finite would be of no use."""
+        self.log(self.learner.settle())
         # Copies: the workers of Hogwild go on while this looks and writes.
         tensors = {
             name: {k: v.detach().clone() for k, v in group.items()} for name, group in self.learner.tensors().items()
@@ -218,6 +221,7 @@ def train(
     *,
     device: str = "cpu",
     backend: str = "auto",
+    precision: str = "auto",
     until_error: float | None = None,
     max_minutes: float | None = None,
     checkpoint_seconds: float = 30.0,
@@ -233,8 +237,10 @@ def train(
             return done
         deadline = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
         limits = Limits(asked, deadline, until_error, checkpoint_seconds)
-        with closing(Session(config, folder, device, backend, limits)) as session:
+        with closing(Session(config, folder, device, backend, precision, limits)) as session:
             with session.reporter as reporter:
+                if precision == "auto" and "bfloat16" in session.learner.backend:
+                    reporter.say(f"{config.name}: {session.learner.backend} (others: --precision float32)")
                 if 0 < session.iteration < config.iterations:
                     reporter.say(f"{config.name}: goes on from iteration {session.iteration}")
                 if session.risen:
@@ -312,16 +318,19 @@ def loop(session: Session) -> str:
     return "iterations"
 
 
-def make_learner(config: TrainConfig, task: Task, device: str, backend: str) -> Learner | GpuLearner:
+def make_learner(
+    config: TrainConfig, task: Task, device: str, backend: str, precision: str = "auto"
+) -> Learner | GpuLearner:
     """What makes the updates: on a GPU one program a network where there are several that fit, else a Learner."""
     if torch.device(device).type == "cuda" and config.size > 1 and backend in ("auto", "fused"):
-        reason = why_not_gpu_group([config.member(e) for e in range(config.size)], task)
+        reason = why_not_gpu_group([config.member(e) for e in range(config.size)], task, precision)
         if reason is None:
-            return GpuLearner(config, task, device)
+            return GpuLearner(config, task, device, "bfloat16" if precision == "auto" else precision)
         if None in config.taus:
             raise ConfigError(f"networks with and without ACT cannot be trained at once: {reason}")
     if None in config.taus:
         raise ConfigError("networks with and without ACT are trained at once on a GPU only")
     network = build_all(config, task, backend=backend).to(device)
     served_by(network, device)
-    return Learner(config, task, network, device, weights=Weights(network, config.size, share=config.workers > 1))
+    weights = Weights(network, config.size, share=config.workers > 1)
+    return Learner(config, task, network, device, weights=weights, precision=precision)

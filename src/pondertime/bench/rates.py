@@ -99,7 +99,7 @@ def grid_run(task: str, updates: int) -> dict[str, Any]:
     configs = grid(task)
     torch.cuda.reset_peak_memory_stats()
     group = GpuGroup(configs, make_task(configs[0]), "cuda")
-    group.advance(1)  # the compiler
+    group.run(1)  # the compiler
     group.cells = [0] * len(configs)
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -133,8 +133,7 @@ def learner_rate(task: str, w: Workload, members: int, precision: str, seconds: 
     options: dict[str, Any] = {"learning_rate": 1e-30, "batch_size": w.batch_size, "max_steps": 20}
     config = make_config(task, members=members, iterations=10**9, **options)
     made = make_task(config)
-    learner = Learner(config, made, build_all(config, made).to("cuda"), "cuda")
-    learner.half = precision == "bfloat16"
+    learner = Learner(config, made, build_all(config, made).to("cuda"), "cuda", precision=precision)
     halt_after(learner.weights.views(learner.weights.all), w.updates)
     rates = []
     for _ in range(1 + repeats):

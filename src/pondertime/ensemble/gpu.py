@@ -26,7 +26,7 @@ SHARED = ("task", "batch_size", "hidden_size", "max_steps", "epsilon", "log_ever
 PRECISIONS = ("bfloat16", "tf32", "float32")
 
 
-def why_not_gpu_group(configs: list[TrainConfig], task: Task) -> str | None:
+def why_not_gpu_group(configs: list[TrainConfig], task: Task, precision: str = "auto") -> str | None:
     """Why these networks cannot be trained one a program, or None."""
     for name in SHARED:
         if len({getattr(c, name) for c in configs}) > 1:
@@ -40,6 +40,8 @@ def why_not_gpu_group(configs: list[TrainConfig], task: Task) -> str | None:
         return f"the batch of {config.batch_size} does not fit one multiprocessor"
     if config.workers > 1:
         return "it trains with one worker"
+    if task.cell == "lstm" and precision not in ("auto", "bfloat16") and config.hidden_size > 64:
+        return f"the weights of an LSTM with more than 64 units only fit in bfloat16, not in {precision}"
     return None
 
 
@@ -50,13 +52,11 @@ class GpuGroup:
         self, configs: list[TrainConfig], task: Task, device: str = "cuda", *,
         precision: str = "bfloat16", per_chunk: int | None = None, quantum: int = 8192,
     ) -> None:  # fmt: skip
-        reason = why_not_gpu_group(configs, task)
-        if reason is not None:
-            raise ValueError(f"these networks cannot be trained together: {reason}")
         if precision not in PRECISIONS:
             raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
-        if task.cell == "lstm" and precision != "bfloat16" and configs[0].hidden_size > 64:
-            raise ValueError("precision: the weights of an LSTM with more than 64 units only fit in bfloat16")
+        reason = why_not_gpu_group(configs, task, precision)
+        if reason is not None:
+            raise ValueError(f"these networks cannot be trained together: {reason}")
         self.configs, self.task, self.device, self.quantum = configs, task, torch.device(device), quantum
         self.precision = precision
         self.seconds = 0.0  # of launches, on a GPU
@@ -74,11 +74,13 @@ class GpuGroup:
         # iterations, cell updates, stopped, closed intervals
         self._counters = torch.zeros(4, E, dtype=torch.int32, device=device)
         self._taken, self._closed = [0] * E, [0] * E
+        self._intervals_read: list[tuple[int, int, Tensor]] = []
+        self._running: list[Any] | None = None  # the events around the launch that has not been read
         kernel = kernels()[task.cell]
         self.per_chunk = per_chunk or CHUNK
         self.ring = Ring(configs, task, device, signed=task.cell == "rnn", per_chunk=self.per_chunk)
         self.processors = multiprocessors(self.device)
-        self.programs = min(E, self.processors * kernel.programs)
+        self.programs = min(E, self.processors)
         self.kernel = kernel(self)  # keeps no reference to the group
 
     def _tensor(self, values: Any, dtype: torch.dtype) -> Tensor:
@@ -106,7 +108,11 @@ class GpuGroup:
         return views
 
     def advance(self, until: int) -> None:
-        """One launch of progress towards ``until`` updates of each network."""
+        """One launch of progress towards ``until`` updates of each network, begun: what is known is the last one's.
+
+        So the caller makes what it likes of that while the device computes.
+        """
+        self.wait()
         if not self.behind(until):
             return
         self.ring.refill(self.iterations, until, self.per_chunk // 2)
@@ -118,25 +124,30 @@ class GpuGroup:
         self._launch(until)
         for event in events[1:]:
             event.record()
+        self._running = events
         # While the device computes: draw what will be needed, the most urgent first.
         going = (lambda: not events[1].query()) if on_device else None
         self.ring.refill(self.iterations, until + self.ring.size, self.ring.size, going)
+
+    def wait(self) -> None:
+        """Wait for the launch that runs, if one does, and take over its counters."""
+        if self._running is None:
+            return
         self._read()
-        if on_device:
-            self.seconds += events[0].elapsed_time(events[1]) / 1000
+        if self._running:
+            self.seconds += self._running[0].elapsed_time(self._running[1]) / 1000
+        self._running = None
 
     def run(self, until: int) -> None:
-        """Launches until every network that has not stopped has made ``until`` updates or closed all its slots."""
+        """Launches until every network that has not stopped has made ``until`` updates."""
+        self.wait()
         while self.behind(until):
             self.advance(until)
+            self.wait()
 
     def behind(self, until: int) -> list[int]:
         """The networks that can make updates before ``until``."""
-        return [
-            e
-            for e, i in enumerate(self.iterations)
-            if i < until and not self.stopped[e] and self._closed[e] - self._taken[e] < SLOTS
-        ]
+        return [e for e, i in enumerate(self.iterations) if i < until and not self.stopped[e]]
 
     def _launch(self, until: int) -> None:
         todo = self.behind(until)
@@ -168,7 +179,7 @@ class GpuGroup:
         return budgets
 
     def _read(self) -> None:
-        """Wait for the launch; take over its counters."""
+        """Wait for the launch; take over its counters and the intervals that it closed."""
         iterations, cells, stopped, self._closed = self._counters.tolist()
         for e, (i, c) in enumerate(zip(iterations, cells, strict=True)):
             if i > self.iterations[e]:
@@ -176,6 +187,12 @@ class GpuGroup:
             self.cells[e] += c
         self.iterations, self.stopped = iterations, [bool(s) for s in stopped]
         self._counters[1].zero_()
+        places = [(e, j) for e, closed in enumerate(self._closed) for j in range(self._taken[e], closed)]
+        if places:
+            e, slot = self._tensor([[e for e, _ in places], [j % SLOTS for _, j in places]], torch.int64)
+            at, values = self._interval_at[e, slot].tolist(), self._intervals[e, slot].cpu()
+            self._intervals_read += [(place[0], i, row) for place, i, row in zip(places, at, values, strict=True)]
+            self._taken = list(self._closed)
 
     def diverged(self) -> list[int]:
         """The networks that stopped because their loss was not finite."""
@@ -183,26 +200,24 @@ class GpuGroup:
 
     def stop(self, members: list[int]) -> None:
         """Leave these networks as they are."""
+        self.wait()
         for e in members:
             self.stopped[e] = True
             self._counters[2, e] = 1
 
     def sums(self) -> Tensor:
         """The sums of the intervals that are open, ``[E, K]``."""
+        self.wait()
         return self._sums.clone()
 
     def take_intervals(self) -> list[tuple[int, int, list[float]]]:
-        """The intervals closed since the last call, as (member, iteration, sums), by member."""
-        places = [(e, j) for e, closed in enumerate(self._closed) for j in range(self._taken[e], closed)]
-        if not places:
-            return []
-        e, slot = self._tensor([[e for e, _ in places], [j % SLOTS for _, j in places]], torch.int64)
-        at, values = self._interval_at[e, slot].tolist(), self._intervals[e, slot].tolist()
-        self._taken = list(self._closed)
-        return [(place[0], i, row) for place, i, row in zip(places, at, values, strict=True)]
+        """The intervals closed since the last call, as far as is known, as (member, iteration, sums), by member."""
+        taken, self._intervals_read = self._intervals_read, []
+        return [(e, i, sums.tolist()) for e, i, sums in sorted(taken, key=lambda place: place[:2])]
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Weights and Adam's moments by name, with an axis E in front; copies."""
+        self.wait()
         model, first, second = (self._views(flat.clone()) for flat in self._flat)
         step = self._tensor(self.iterations, torch.float32)
         optimiser = {}
@@ -213,6 +228,7 @@ class GpuGroup:
 
     def load(self, tensors: dict[str, dict[str, Tensor]], iterations: list[int], sums: Tensor | None = None) -> None:
         """Go on from ``tensors()`` at these iterations, and from the ``sums()`` of that time."""
+        self.wait()
         sources = [
             tensors["model"],
             {k: tensors["optimiser"][f"{k}.exp_avg"] for k in self.shapes},
@@ -223,6 +239,7 @@ class GpuGroup:
                 view.copy_(source[name])
         self.iterations, self.stopped = list(iterations), [False] * len(iterations)
         self._taken, self._closed = [0] * len(iterations), [0] * len(iterations)
+        self._intervals_read = []
         self._counters.zero_()
         self._counters[0] = self._tensor(self.iterations, torch.int32)
         self._sums.zero_()

@@ -16,10 +16,10 @@ from pondertime.tasks import Task
 class GpuLearner:
     """Trains all networks of a config, one program a network."""
 
-    def __init__(self, config: TrainConfig, task: Task, device: str) -> None:
+    def __init__(self, config: TrainConfig, task: Task, device: str, precision: str = "bfloat16") -> None:
         self.config, self.task = config, task
         self.configs = [config.member(e) for e in range(config.size)]
-        self.group = GpuGroup(self.configs, task, device)
+        self.group = GpuGroup(self.configs, task, device, precision=precision)
         self.backend = f"one program a network, {self.group.precision} products"
 
     @property
@@ -75,7 +75,7 @@ class GpuLearner:
         """Networks fail by themselves."""
 
     def advance(self, until: int) -> None:
-        """One launch of progress."""
+        """One launch of progress, begun; what is known is the last one's."""
         self.group.advance(until)
         if len(self.failed) == len(self.configs):
             raise Diverged.at(max(self.iterations))
@@ -83,6 +83,11 @@ class GpuLearner:
     def closed_intervals(self) -> list[Interval]:
         """The intervals that are over."""
         return [Interval(e, i, i, sums) for e, i, sums in self.group.take_intervals()]
+
+    def settle(self) -> list[Interval]:
+        """Wait for the launch that runs; returns the intervals that it closed."""
+        self.group.wait()
+        return self.closed_intervals()
 
     def open_intervals(self) -> list[Interval]:
         """What was summed up since the last intervals."""

@@ -11,7 +11,7 @@ import triton.language as tl
 from pondertime.fused.triton_math import sigmoid, tanh
 
 SETTINGS = tl.constexpr(10)
-# The sums of an interval that stand before the histogram of N, as in ``pondertime.learner``.
+# The sums of an interval that stand before the histogram of N, those of ``pondertime.batches.SUMS``.
 HEAD = tl.constexpr(8)
 LOG_BETA1 = tl.constexpr(-0.10536051565782628)
 

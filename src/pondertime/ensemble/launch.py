@@ -25,7 +25,6 @@ class Launch:
     """Launches a kernel that trains the networks of a group; its arguments are in the order of both kernels."""
 
     kernel: Any
-    programs = 1  # a multiprocessor
     overhead: int  # the cost of an update besides its cell updates, in cell updates
     scratch: tuple[Tensor, ...]
 

@@ -99,8 +99,8 @@ def weight_gradients(grads, words, inputs, gates, hidden, notes, longest, cells,
 
 
 @triton.jit
-def forward(weights, settings, targets, sums, hidden, cell, gates, inputs, tape, notes, length, longest, step_rows,
-            tau, threshold, force, limit, measured,
+def forward(weights, targets, sums, hidden, cell, gates, inputs, tape, notes, length, longest, step_rows,
+            threshold, force, limit, measured,
             B: tl.constexpr, H: tl.constexpr, IN: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr,
             IS: tl.constexpr, W_H: tl.constexpr, HALT: tl.constexpr, OUT: tl.constexpr,
             DT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr):  # fmt: skip
@@ -195,7 +195,7 @@ def forward(weights, settings, targets, sums, hidden, cell, gates, inputs, tape,
 
 
 @triton.jit
-def backward(weights, grads, hidden, cell, gates, inputs, tape, notes, longest, r, act,
+def backward(weights, grads, cell, gates, inputs, tape, notes, longest, r, act,
              H: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, W_H: tl.constexpr, HALT: tl.constexpr,
              OUT: tl.constexpr, DT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
              BACK: tl.constexpr):  # fmt: skip
@@ -312,8 +312,8 @@ def update(
     project(weights, words, inputs, longest, step_rows, B, H, IN, BP, HP, IP, IS, BIAS, KB, DT, PRECISION)
     tl.debug_barrier()
     cells, task_loss, rho, wrong = forward(
-        weights, settings, targets, sums, hidden, cell, gates, inputs, tape, notes, length, longest, step_rows,
-        tau, threshold, force, limit, measured, B, H, IN, BP, HP, IS, W_H, HALT, OUT, DT, PRECISION, FAST,
+        weights, targets, sums, hidden, cell, gates, inputs, tape, notes, length, longest, step_rows,
+        threshold, force, limit, measured, B, H, IN, BP, HP, IS, W_H, HALT, OUT, DT, PRECISION, FAST,
     )  # fmt: skip
     loss = tl.sum(task_loss + tau * rho, 0)
     finite = is_finite(loss)
@@ -321,7 +321,7 @@ def update(
         act = tl.where(force > 0, 0.0, 1.0)
         tl.debug_barrier()
         squares = backward(
-            weights, grads, hidden, cell, gates, inputs, tape, notes, longest, tau / B, act,
+            weights, grads, cell, gates, inputs, tape, notes, longest, tau / B, act,
             H, BP, HP, W_H, HALT, OUT, DT, PRECISION, FAST, BACK,
         )  # fmt: skip
         tl.debug_barrier()
