@@ -5,6 +5,7 @@ Before a speed is reported the fused path is compared with the reference in floa
 inference, at the first call and when its calls are recorded.
 """
 
+import functools
 import heapq
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -40,17 +41,24 @@ def results(net: Any, x: Tensor, weights: Tensor, *, train: bool) -> tuple[list[
     return [a.double().cpu() for a in found], ponder.steps.cpu()
 
 
+@functools.lru_cache(maxsize=2)
+def truth(w: Workload, N: tuple[float, ...], *, train: bool) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Weights of the outputs in a loss, and the reference's results in float64 for the inputs of ``on_device``."""
+    net = network(w).double()
+    net.backend = "reference"
+    x = inputs(w, torch.tensor(N, dtype=torch.float64)).float()
+    weights = torch.randn(w.steps, len(N), w.output_size)
+    return weights, *results(net, x.double(), weights.double(), train=train)
+
+
 def check(w: Workload, N: Tensor, precision: str, modes: tuple[bool, ...] = (True, False)) -> float:
     """The largest relative difference to the reference in float64; N must not differ at all."""
     net, x = on_device(w, N)
-    weights = torch.randn(w.steps, len(N), w.output_size, dtype=torch.float64)
-    truth = network(w).double()
-    truth.backend = "reference"
-    expected, steps64 = results(truth, x.double().cpu(), weights.float().double(), train=True in modes)
+    weights, expected, steps64 = truth(w, tuple(N.tolist()), train=True in modes)
     worst = 0.0
     for train in modes:
         for call in range(CALLS):
-            found, steps = results(net, x, weights.float().to(x.device), train=train)
+            found, steps = results(net, x, weights.to(x.device), train=train)
             if call not in (0, CALLS - 1):
                 continue
             if not torch.equal(steps, steps64) or not bool((steps == N).all()):
