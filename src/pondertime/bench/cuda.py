@@ -17,7 +17,7 @@ from pondertime.bench import WORKLOADS, Workload, contestants, inputs, machine, 
 from pondertime.bench.floors import floor, peak_of
 
 # The largest relative difference to float64 that counts as equal.
-EQUAL = {"float32": 2e-4, "tf32": 2e-2, "bfloat16": 1e-1}
+EQUAL = {"float32": 2e-5, "tf32": 5e-3, "bfloat16": 4e-2}
 # Calls of one shape, after which those that are recorded at all are.
 CALLS = 12
 # Row groups of the curve of ragged halting: more than a device has multiprocessors.
