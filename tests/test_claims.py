@@ -202,10 +202,12 @@ def test_a_few_asynchronous_networks_are_no_grid(table: Table) -> None:
 
 def test_the_setting_of_a_row() -> None:
     row = make_row("parity", 0.01, 0, workers=1, command="pondertime sweep parity --learning_rate=1e-3 --max-steps 100")
-    assert setting(row) == (1e-3, 100, 0, 128)
-    assert setting(make_row("parity", 0.01, 0, command="-c")) == (4e-3, 3, 0, 128)
-    assert setting(make_row("addition", 0.01, 0, preset="paper")) == (1e-4, 20, 0, 32)
-    assert setting(replace(row, command=f"{row.command} --cooldown 0.2")) == (1e-3, 100, 0.2, 128)
+    assert setting(row) == (1e-3, 100, 0, 128, None)
+    assert setting(make_row("parity", 0.01, 0, command="-c")) == (4e-3, 3, 0, 128, None)
+    assert setting(make_row("addition", 0.01, 0, preset="paper")) == (1e-4, 20, 0, 32, None)
+    assert setting(replace(row, command=f"{row.command} --cooldown 0.2")) == (1e-3, 100, 0.2, 128, None)
+    drawn = replace(row, command=f"{row.command} --init-std 0.2")
+    assert setting(drawn).init_std == 0.2 and "M 100, first weights of 0.2, preset" in describe([row, drawn])
     assert read_flags("a --b 'c d' --e=f --g") == {"b": "c d", "e": "f", "g": ""}
     assert read_flags("it's --b c") == {"b": "c"}
     # Flags of a task stand beside the preset's; what is no number where one is meant changes nothing.

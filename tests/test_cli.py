@@ -96,6 +96,7 @@ train parity --halt-bias inf => --halt-bias: expected a finite number, got inf
 train parity --learning-rate 0 => --learning-rate: expected a positive number, got 0.0
 train parity --clip 0 => --clip: expected a positive number, got 0.0
 train parity --cooldown 2 => --cooldown: expected a share from 0 to 1, got 2.0
+train parity --init-std 0 => --init-std: expected a positive number, got 0.0
 train parity --tau-warmup -1 => --tau-warmup: expected 0 or more, got -1
 train parity --until-error 5 => --until-error: expected a share between 0 and 1, got 5.0
 train parity --max-minutes 0 => --max-minutes: expected a positive number, got 0.0

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,19 @@ def test_weights_come_from_the_seed_alone():
     second = build(config, task).state_dict()
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_first_weights_of_a_given_size():
+    config = small("logic", init_std=0.2, hidden_size=64, halt_bias=-2.0)
+    network = build(config, make_task(config))
+    assert network.halt.bias.item() == -2 and not network.cell.bias_hh.any()
+    for name in ("cell.weight_ih", "cell.weight_hh", "cell.bias_ih", "halt.weight"):
+        w = network.get_parameter(name)
+        assert w.detach().std() == pytest.approx(0.2, rel=4 / (2 * w.numel()) ** 0.5), name
+        assert abs(w.mean()) < 4 * 0.2 / w.numel() ** 0.5, name
+    again, other = (build(replace(config, seed=seed), make_task(config)) for seed in (1, 2))
+    assert torch.equal(again.output.weight, network.output.weight)
+    assert not torch.equal(other.output.weight, network.output.weight)
 
 
 def test_a_longer_training_changes_the_weights(tmp_path: Path):

@@ -131,7 +131,8 @@ def card(name: str, config: TrainConfig, result: dict[str, Any], weights: dict[s
             f"preset {config.preset}, Adam with rate {config.learning_rate:g}"
             + (f", falling to 0 over the last {config.cooldown:.0%}," if config.cooldown else "")
             + f" and beta2 {config.beta2:g}, batch "
-            f"{config.batch_size}, M {config.max_steps}, clip {config.clip}",
+            f"{config.batch_size}, M {config.max_steps}, clip {config.clip}"
+            + (f", first weights normal with standard deviation {config.init_std:g}" if config.init_std else ""),
         ),
         *numbers(result),
         ("made with", f"`{result.get('command', '')}`"),

@@ -57,6 +57,7 @@ class Preset:
     clip: float | None = None
     tau_warmup: int = 0
     cooldown: float = 0.0
+    init_std: float | None = None  # of the first weights; None: as torch.nn draws them
     log_every: int = 500  # iterations
 
 
@@ -130,6 +131,7 @@ class TrainConfig:
     members: int = 1  # networks trained at once, with this seed and those after it
     taus: tuple[float | None, ...] = ()  # of a grid, each with all these seeds; None: without ACT
     cooldown: float = 0.0  # share of the iterations, at the end, over which the learning rate falls to 0
+    init_std: float | None = None  # of the first weights; None: as torch.nn draws them
 
     def rate_at(self, i: int) -> float:
         """The learning rate of iteration i."""
@@ -281,6 +283,8 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"--tau-warmup: expected 0 or more, got {config.tau_warmup}")
     if not 0 <= config.cooldown <= 1:
         raise ConfigError(f"--cooldown: expected a share from 0 to 1, got {config.cooldown}")
+    if config.init_std is not None and not 0 < config.init_std < float("inf"):
+        raise ConfigError(f"--init-std: expected a positive number, got {config.init_std}")
     if config.placement not in (None, "prefix", "scatter"):
         raise ConfigError(f"--placement: expected prefix or scatter, got {config.placement}")
     if config.separation is not None and not 0 <= config.separation <= 0.1:

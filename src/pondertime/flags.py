@@ -78,6 +78,8 @@ class NetworkFlags:
     """A step ends when its halting probabilities reach 1 less this."""
     halt_bias: PresetReal = None
     """Initial bias of the halting unit."""
+    init_std: PresetReal = None
+    """Standard deviation of the first weights, normal; else they are torch.nn's."""
     clip: PresetReal = None
     """Clip the gradient's norm; inf: do not."""
     cooldown: PresetReal = None

@@ -15,7 +15,7 @@ def build(config: TrainConfig, task: Task, *, backend: str = "auto") -> ACT:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         cell = CELLS[task.cell](task.input_size + 1, config.hidden_size)
-        return ACT(
+        network = ACT(
             cell,
             task.output_size,
             epsilon=config.epsilon,
@@ -24,3 +24,18 @@ def build(config: TrainConfig, task: Task, *, backend: str = "auto") -> ACT:
             force_steps=config.force_steps,
             backend=backend,
         )
+        if config.init_std is not None:
+            draw_weights(network, config.init_std)
+        return network
+
+
+def draw_weights(network: ACT, std: float) -> None:
+    """Draw every weight and bias anew from a normal distribution, but for the halting unit's bias.
+
+    A cell of torch.nn has two biases where the paper's has one: the second is 0.
+    """
+    for name, p in network.named_parameters():
+        if name == "cell.bias_hh":
+            nn.init.zeros_(p)
+        elif name != "halt.bias":
+            nn.init.normal_(p, std=std)

@@ -16,12 +16,14 @@ class Setting(NamedTuple):
     max_steps: int
     cooldown: float
     batch_size: int
+    init_std: float | None
 
 
 def setting(row: Row) -> Setting:
-    """The learning rate, M, the rate's cooldown and the minibatch: those of the command, else of the preset."""
+    """The learning rate and what else is told of it: those of the command, else of the preset."""
     found = settings(row.command, PRESETS[row.preset][row.task])
-    return Setting(found["learning_rate"], int(found["max_steps"]), found["cooldown"], int(found["batch_size"]))
+    whole = {name: int(found[name]) for name in ("max_steps", "batch_size")}
+    return Setting(found["learning_rate"], cooldown=found["cooldown"], init_std=found["init_std"], **whole)
 
 
 def describe(rows: Sequence[Row]) -> str:
@@ -36,6 +38,7 @@ def describe(rows: Sequence[Row]) -> str:
         f"rate {_range([s.learning_rate for s in every])}"
         + (", at last falling to 0" if any(s.cooldown for s in every) else ""),
         f"M {_range([s.max_steps for s in every])}",
+        *sorted({f"first weights of {s.init_std:g}" for s in every if s.init_std}),
         f"preset {', '.join(sorted({row.preset for row in rows}))}",
     ]
     return ", ".join([*parts, *([f"{workers[-1]} workers"] if workers[-1] > 1 else [])])
