@@ -260,13 +260,14 @@ def test_weights_come_from_the_seed_alone():
 
 def test_first_weights_of_a_given_size():
     config = small("logic", init_std=0.2, hidden_size=64, halt_bias=-2.0)
-    network = build(config, make_task(config))
+    network: Any = build(config, make_task(config))
     assert network.halt.bias.item() == -2 and not network.cell.bias_hh.any()
     for name in ("cell.weight_ih", "cell.weight_hh", "cell.bias_ih", "halt.weight"):
         w = network.get_parameter(name)
         assert w.detach().std() == pytest.approx(0.2, rel=4 / (2 * w.numel()) ** 0.5), name
         assert abs(w.mean()) < 4 * 0.2 / w.numel() ** 0.5, name
-    again, other = (build(replace(config, seed=seed), make_task(config)) for seed in (1, 2))
+    drawn: Any = (build(replace(config, seed=seed), make_task(config)) for seed in (1, 2))
+    again, other = drawn
     assert torch.equal(again.output.weight, network.output.weight)
     assert not torch.equal(other.output.weight, network.output.weight)
 
