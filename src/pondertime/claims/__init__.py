@@ -62,7 +62,7 @@ CLAIMS: list[Claim] = [
         ("ponder after 32 bits, lowest tau", "jumps in some networks", "difficulty", parity.jumps_after_half),
         ("without ACT and at high tau", "error rises sharply, N constant", "difficulty", parity.hard_without),
         ("error against difficulty, best tau", "rises somewhat", "difficulty", parity.best_still_rises),
-        ("16 asynchronous workers", "how the paper trains", "bar", shared.same_with_workers),
+        ("16 asynchronous workers", "how the paper trains", "bar", shared.beside_workers),
     ),
     *_task(
         "logic",
@@ -76,7 +76,7 @@ CLAIMS: list[Claim] = [
         ("steps for a single gate", "more than 10 in some networks", "difficulty", logic.single_gate),
         ("ponder from 5 to 10 gates", "gradually increases", "difficulty", logic.grows_from_five),
         ("error without ACT and at high tau", "abrupt after 5 gates", "difficulty", logic.abrupt_after_five),
-        ("16 asynchronous workers", "how the paper trains", "bar", shared.same_with_workers),
+        ("16 asynchronous workers", "how the paper trains", "bar", shared.beside_workers),
     ),
     *_task(
         "addition",

@@ -46,7 +46,10 @@ def jumps_after_half(e: Evidence) -> Finding | None:
     if not used:
         return None
     steep = [row for row in used if is_steep(e, row)]
-    text = f"{len(steep)} of {len(used)} networks (tau up to {low[-1].tau:g}); mean N rises by {number(summary(jumps))}"
+    text = (
+        f"{len(steep)} of {len(used)} networks (tau up to {low[-1].tau:g}); beyond 32 bits N is "
+        f"{number(summary(jumps))} higher on average"
+    )
     return Finding(bool(steep), text, used)
 
 

@@ -52,7 +52,8 @@ def _range(values: Sequence[float]) -> str:
 
 def origins(rows: Sequence[Row]) -> str:
     """The commands and commits that networks were made with, the most frequent first."""
-    commands = Counter(row.command for row in rows).most_common()
+    commands = [f"`{command}`" for command, _ in Counter(row.command for row in rows).most_common()]
     commits = [commit or "unknown" for commit, _ in Counter(row.commit for row in rows).most_common()]
-    more = f" and {len(commands) - 1} like it" if len(commands) > 1 else ""
-    return f"`{commands[0][0]}`{more}, commit {', '.join(commits[:5])}{' and others' if len(commits) > 5 else ''}"
+    more = f" and {len(commands) - 5} like them" if len(commands) > 5 else ""
+    others = " and others" if len(commits) > 5 else ""
+    return f"{', '.join(commands[:5])}{more}, commit {', '.join(commits[:5])}{others}"
