@@ -24,9 +24,7 @@ def main() -> None:
     table = read(HERE / "data.csv")
     found = [mode for mode in table if mode[0].isdigit()]
     if not found:
-        raise SystemExit(
-            "benchmarks/data.csv has no curve of ragged halting: pondertime bench --only parity --device cuda"
-        )
+        raise SystemExit("data.csv has no curve of ragged halting yet: pondertime bench --only parity --device cuda")
     counts = table.pop(found[0])
     equal = [name for name in counts if name.startswith("every")]
     ragged = [name for name in counts if name not in equal]
