@@ -98,9 +98,12 @@ class TestOnAGpu:
         rows = cuda.run_in(precision, "parity", 0.02, lambda text: None)
         assert all(row["value"] >= 0 and precision in row["mode"] for row in rows)
         assert {row["contestant"] for row in rows} >= {"fused", "fused, whole batch", "cuDNN", "products"}
+
+    def test_kernels_and_memory(self) -> None:
+        rows = cuda.inside("parity")
         for what in ("kernels", "memory"):
             values = [row["value"] for row in rows if what in row["mode"] and row["contestant"] == "fused"]
-            assert len(values) == 2 and min(values) > 0, what
+            assert len(values) == 6 and min(values) > 0, what
 
     def test_a_curve(self) -> None:
         rows = cuda.curve(0.02)

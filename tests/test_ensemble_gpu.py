@@ -205,6 +205,11 @@ class TestSmall:
         assert_same_networks(stopped, whole)
         assert [line["iterations"] for line in stopped.metrics(2)] == [3, 6, 9, 11]
 
+    def test_an_interval_that_a_checkpoint_logs_is_heeded(self, tmp_path: Path) -> None:
+        folder = RunFolder(tmp_path / "run")
+        assert self.run(folder, 40, until_error=0.999, checkpoint_seconds=0)["stopped"] == "until_error"
+        assert max(line["iterations"] for line in folder.metrics(0)) < 40
+
     def test_a_run_leaves_a_network_behind_that_fails(self, tmp_path: Path) -> None:
         """Also when it goes on; the others are as they would have been."""
         failed, whole = RunFolder(tmp_path / "failed"), RunFolder(tmp_path / "whole")

@@ -159,6 +159,16 @@ def test_a_learning_rate_that_rises_again_is_said(tmp_path: Path, capsys: pytest
         assert ("the learning rate had fallen, and rises again" in "".join(capsys.readouterr())) == said
 
 
+def test_another_backend_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = RunFolder(tmp_path / "run")
+    for iterations, backend in ((20, "reference"), (40, "reference"), (60, "compact")):
+        train(small(iterations=iterations), folder, backend=backend)
+    said = capsys.readouterr().err.splitlines()
+    name = small().name
+    assert f"{name}: goes on from iteration 20" in said
+    assert f"{name}: goes on from iteration 40 by compact (before: reference)" in said
+
+
 def test_until_error(tmp_path: Path):
     folder = RunFolder(tmp_path / "run")
     stopped = train(small(), folder, until_error=0.9)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -342,11 +343,15 @@ class Bench:
         from pondertime import bench
         from pondertime.bench import cuda
 
-        beside, run = ("torch.nn", bench.run) if device == "cpu" else ("cuDNN", cuda.run)
+        on_cpu, names = device == "cpu", [self.only] if self.only else list(bench.WORKLOADS)
+        beside, run = ("torch.nn", bench.run) if on_cpu else ("cuDNN", cuda.run)
         say(f"{bench.machine(device)}; milliseconds, and ratios to {beside}, medians of interleaved repeats")
-        for name in [self.only] if self.only else list(bench.WORKLOADS):
-            with waiting(f"timing {name}"):
-                rows = run(name, self.seconds, say)
+        # Profiles come last: what is timed after one is slower.
+        jobs = [(f"timing {name}", partial(run, name, self.seconds, say)) for name in names]
+        jobs += [] if on_cpu else [(f"profiling {name}", partial(cuda.inside, name)) for name in names]
+        for text, job in jobs:
+            with waiting(text):
+                rows = job()
             bench.append(rows, self.out, device)
             show_times(rows)
         say(f"added to {self.out}")

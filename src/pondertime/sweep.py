@@ -251,10 +251,12 @@ def estimate(job: TrainConfig, places: Places) -> float:
     """Seconds that a job will take, from a second of its first updates."""
     learner = make_learner(job, make_task(job), places.device, places.backend, places.precision)
     learner.advance(job.iterations)
+    learner.settle()
     start, before = time.monotonic(), learner.work
     while time.monotonic() - start < 1 and learner.least < job.iterations:
         learner.advance(job.iterations)
         learner.closed_intervals()
+    learner.settle()
     return (time.monotonic() - start) / max(1, learner.work - before) * job.iterations * job.workers * job.size
 
 

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -50,8 +50,9 @@ class Session:
         self.learner = make_learner(config, self.task, device, backend, precision)
         self.seconds, self.warned, self.stuck = 0.0, False, 0
         self.last: dict[int, dict[str, Any]] = {}  # the last line of every network
+        self.settled: list[Interval] = []  # logged by a checkpoint, not heeded yet
         metrics_bytes = self.restore()
-        self.risen = self.rises_again()
+        self.risen, self.other = self.rises_again(), self.other_backend()
         folder.write_config(config)
         write_json(folder.path / "env.json", environment(device, self.learner.backend))
         self.log_file = open_log(folder.path / "metrics.jsonl", metrics_bytes)
@@ -79,6 +80,14 @@ class Session:
         last = self.iteration - 1
         return last >= 0 and self.folder.config().rate_at(last) < self.config.rate_at(last)
 
+    def other_backend(self) -> str | None:
+        """What made the updates so far, if not what makes the next ones."""
+        if self.iteration == 0:
+            return None
+        with suppress(RunError):
+            made = self.folder.environment().get("backend")
+            return made if made != self.learner.backend else None
+
     def close(self) -> None:
         self.log_file.close()
 
@@ -98,7 +107,9 @@ class Session:
 
     def save(self) -> None:
         """Write a checkpoint; one with numbers that are not finite would be of no use."""
-        self.log(self.learner.settle())
+        settled = self.learner.settle()
+        self.log(settled)
+        self.settled += settled
         # Copies: the workers of Hogwild go on while this looks and writes.
         tensors = {
             name: {k: v.detach().clone() for k, v in group.items()} for name, group in self.learner.tensors().items()
@@ -134,13 +145,15 @@ class Session:
                 line = {"member": e, "seed": config.seed, "tau": config.tau, **line}
             self.last[e] = line
             self.log_file.write(json.dumps(line) + "\n")
-        self.log_file.flush()
+        if intervals:
+            self.log_file.flush()
 
     def interval(self, intervals: list[Interval]) -> str | None:
         """Log intervals that are over and heed what they say; returns why to stop, if so."""
+        self.log(intervals)
+        intervals, self.settled = [*self.settled, *intervals], []
         if not intervals:
             return None
-        self.log(intervals)
         for e, iterations, _, _ in intervals:
             if not math.isfinite(self.last[e]["loss"]):
                 self.learner.fail(e, iterations)
@@ -242,7 +255,8 @@ def train(
                 if precision == "auto" and "bfloat16" in session.learner.backend:
                     reporter.say(f"{config.name}: {session.learner.backend} (others: --precision float32)")
                 if 0 < session.iteration < config.iterations:
-                    reporter.say(f"{config.name}: goes on from iteration {session.iteration}")
+                    by = f" by {session.learner.backend} (before: {session.other})" if session.other else ""
+                    reporter.say(f"{config.name}: goes on from iteration {session.iteration}{by}")
                 if session.risen:
                     reporter.say(
                         f"{config.name}: the learning rate had fallen, and rises again; "

@@ -213,7 +213,7 @@ def peak_memory(call: Callable[[], Any]) -> int:
 
     call()
     forget()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         call()
     events: Any = profiler.profiler
     changes = [(e.start_ns(), e.nbytes()) for e in events.kineto_results.events() if e.name() == "[memory]"]

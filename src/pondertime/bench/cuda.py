@@ -7,7 +7,8 @@ inference, at the first call and when its calls are recorded.
 
 import functools
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +23,24 @@ EQUAL = {"float32": 2e-5, "tf32": 5e-3, "bfloat16": 4e-2}
 CALLS = 12
 # Row groups of the curve of ragged halting: more than a device has multiprocessors.
 TILES, TILE = 512, 16
+# Kernels before those that are profiled, and what their name contains.
+PADS, PAD = 500, "erfinv"
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Products in ``float32``, ``tf32`` or, by autocast, ``bfloat16``, on both sides."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bfloat16"):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def equal_halting(w: Workload) -> Tensor:
+    return torch.full((w.batch_size,), float(w.updates)).double()
 
 
 def on_device(w: Workload, N: Tensor) -> tuple[Any, Tensor]:
@@ -157,76 +176,79 @@ def ensembles(name: str) -> list[dict[str, Any]]:
 
 def run_in(precision: str, name: str, seconds: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Time one workload in ``float32``, ``tf32`` or, under autocast, ``bfloat16``; returns the rows of the table."""
-    w = WORKLOADS[name]
-    equal = torch.full((w.batch_size,), float(w.updates)).double()
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    rows = []
-    half = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bfloat16")
-    try:
-        with half:
-            worst = max(check(w, N, precision) for N in (equal, ragged(w)))
+    w, rows = WORKLOADS[name], []
+    equal = equal_halting(w)
+    # Compact knows no autocast of its own; it is the slowest by far.
+    names = ("fused", "compact") if precision == "float32" else ("fused",)
+    with products_in(precision):
+        worst = max(check(w, N, precision) for N in (equal, ragged(w)))
         for mode, halting, N in (
             ("train", "equal", equal), ("inference", "equal", equal), ("train", "ragged", ragged(w)),
         ):  # fmt: skip
-            train = mode == "train"
-            with half:
-                # Compact knows no autocast of its own; it is the slowest by far.
-                names = ("fused", "compact") if precision == "float32" else ("fused",)
-                calls = contestants(w, N, train=train, device="cuda", names=names)
-                if halting == "ragged":
-                    whole = torch.full_like(N, N.max().item())
-                    calls["fused, whole batch"] = contestants(w, whole, train=train, device="cuda", names=names)[
-                        "fused"
-                    ]
-                times = measure(calls, seconds)
-                row = {"workload": name, "mode": f"{mode}, {precision}", "halting": halting}
-                rows += [
-                    {**row, "contestant": k, "value": t, "unit": "ms", "ratio": t / times["cuDNN"]}
-                    for k, t in times.items()
-                ]
-                if halting == "equal":
-                    rows += inside(w, calls, row, precision, train=train)
-        say(f"{name}, {precision}: equal to the reference in float64 to {worst:.0e}")
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+            make = functools.partial(contestants, w, train=mode == "train", device="cuda")
+            calls = make(N, names=names)
+            if halting == "ragged":
+                calls["fused, whole batch"] = make(torch.full_like(N, N.max().item()), names=("fused",))["fused"]
+            times = measure(calls, seconds)
+            row = {"workload": name, "mode": f"{mode}, {precision}", "halting": halting, "unit": "ms"}
+            rows += [{**row, "contestant": k, "value": t, "ratio": t / times["cuDNN"]} for k, t in times.items()]
+    say(f"{name}, {precision}: equal to the reference in float64 to {worst:.0e}")
     return rows
 
 
-def inside(
-    w: Workload, calls: dict[str, Callable[[], Any]], row: dict[str, Any], precision: str, *, train: bool
-) -> list[dict[str, Any]]:
-    """Of a call the kernels alone, with the least that they could take, and the memory."""
-    kernels = {name: kernel_time(calls[name]) for name in ("fused", "cuDNN")}
-    peak, times = peak_of(machine("cuda")), dict(kernels)
-    if peak is not None:
-        times["floor"] = 1e3 * floor(w, w.batch_size, precision, peak, train=train).seconds(peak, precision)
-    memory = {name: memory_of(calls[name]) / 2**20 for name in kernels}
-    return [
-        {
-            **row,
-            "mode": f"{row['mode']}, {what}",
-            "contestant": k,
-            "value": v,
-            "unit": unit,
-            "ratio": v / found["cuDNN"],
-        }
-        for what, unit, found in (("kernels", "ms", times), ("memory", "MiB", memory))
-        for k, v in found.items()
-    ]
+def inside(name: str) -> list[dict[str, Any]]:
+    """Of the calls of a workload the kernels alone, with the least that they could take, and the memory.
+
+    To be asked for after everything is timed: a profiler that was used once slows all that comes after it.
+    """
+    from pondertime.fused.triton_plan import forget
+
+    w, peak, rows = WORKLOADS[name], peak_of(machine("cuda")), []
+    for precision in EQUAL:
+        with products_in(precision):
+            for mode in ("train", "inference"):
+                train = mode == "train"
+                calls = contestants(w, equal_halting(w), train=train, device="cuda", names=("fused",))
+                forget()
+                memory = {k: memory_of(calls[k]) / 2**20 for k in ("fused", "cuDNN")}
+                times = {k: kernel_time(calls[k]) for k in memory}
+                if peak is not None:
+                    least = floor(w, w.batch_size, precision, peak, train=train)
+                    times["floor"] = 1e3 * least.seconds(peak, precision)
+                row = {"workload": name, "halting": "equal"}
+                rows += [
+                    {**row, "mode": f"{mode}, {precision}, {what}", "contestant": k, "value": v, "unit": unit,
+                     "ratio": v / found["cuDNN"]}
+                    for what, unit, found in (("kernels", "ms", times), ("memory", "MiB", memory))
+                    for k, v in found.items()
+                ]  # fmt: skip
+    return rows
 
 
 def kernel_time(call: Callable[[], Any], repeats: int = 10) -> float:
-    """Milliseconds of a call in which the GPU computes, copies or fills."""
+    """Milliseconds of a call in which the GPU computes, copies or fills.
+
+    The profiler may lose the first records of a session: they are of kernels that no call makes.
+    """
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
-    call()
+    pad = torch.zeros(1, device="cuda")
+    for _ in range(CALLS):
+        call()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        for _ in range(PADS):
+            pad.erfinv_()
+        torch.cuda.synchronize()
         for _ in range(repeats):
             call()
         torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in profiler.key_averages()) / repeats / 1e3
+    seen: Any = profiler.profiler
+    events = [e for e in seen.kineto_results.events() if e.device_type() == DeviceType.CUDA and PAD not in e.name()]
+    if len(events) < repeats:
+        raise RuntimeError(f"the profiler saw {len(events)} kernels in {repeats} calls; no time of theirs is reported")
+    return sum(e.duration_ns() for e in events) / repeats / 1e6
 
 
 def memory_of(call: Callable[[], Any]) -> int:

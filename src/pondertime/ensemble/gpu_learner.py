@@ -77,6 +77,10 @@ class GpuLearner:
     def advance(self, until: int) -> None:
         """One launch of progress, begun; what is known is the last one's."""
         self.group.advance(until)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Raise where no network is left."""
         if len(self.failed) == len(self.configs):
             raise Diverged.at(max(self.iterations))
 
@@ -87,6 +91,7 @@ class GpuLearner:
     def settle(self) -> list[Interval]:
         """Wait for the launch that runs; returns the intervals that it closed."""
         self.group.wait()
+        self.give_up()
         return self.closed_intervals()
 
     def open_intervals(self) -> list[Interval]:

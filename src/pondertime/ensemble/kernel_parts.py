@@ -90,7 +90,8 @@ def adam(weights, m1, m2, grads, i, squares, settings, P: tl.constexpr, BLOCK: t
     left = tl.maximum(tl.load(settings + 9) - i, 0.0)
     rate *= tl.where(left < last, left / tl.maximum(last, 1.0), 1.0)
     log_beta2 = tl.load(settings + 2)
-    beta2 = tl.load(settings + 3).to(tl.float32)
+    beta2 = tl.load(settings + 3)
+    old, new = beta2.to(tl.float32), (1 - beta2).to(tl.float32)
     clip = tl.load(settings + 4).to(tl.float32)
     scale = tl.where(clip > 0, tl.minimum(clip / (tl.sqrt(squares) + 1e-6), 1.0), 1.0)
     t = (i + 1).to(tl.float64)
@@ -104,7 +105,7 @@ def adam(weights, m1, m2, grads, i, squares, settings, P: tl.constexpr, BLOCK: t
         v = tl.load(m2 + at, mask=on, other=0.0)
         w = tl.load(weights + at, mask=on, other=0.0)
         m += (g - m) * 0.1
-        v = v * beta2 + g * g * (1 - beta2)
+        v = v * old + g * g * new
         tl.store(m1 + at, m, mask=on)
         tl.store(m2 + at, v, mask=on)
         tl.store(weights + at, w - step * m / (tl.sqrt(v) / root + 1e-8), mask=on)

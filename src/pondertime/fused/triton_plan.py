@@ -95,6 +95,11 @@ class Plan:
         return start
 
 
+def forget() -> None:
+    """Give up all plans, and with them the memory in which calls are recorded."""
+    _plans.clear()
+
+
 def plan_of(inputs: Inputs, rules: Rules, keep: bool) -> Plan:
     """The plan of a call."""
     kind, epsilon, max_steps, force_steps, lengths, stacked, half, _ = rules
