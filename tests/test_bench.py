@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,35 @@ def test_floors_by_hand() -> None:
 def test_the_busiest_multiprocessor() -> None:
     assert cuda.busiest([5, 1, 1, 1, 4], 2) == 7  # 5 | 1 1 1 4
     assert cuda.busiest([3], 2) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+@pytest.mark.parametrize("precision", cuda.EQUAL)
+def test_the_rows_of_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the CPU in its place, and nothing that only a GPU can tell."""
+    make, before = bench.contestants, torch.backends.cuda.matmul.allow_tf32
+
+    def contestants(*args: Any, device: str, **options: Any) -> dict[str, Any]:
+        assert torch.backends.cuda.matmul.allow_tf32 == (precision == "tf32")
+        calls = make(*args, **options)
+        return {"cuDNN" if name == "torch.nn" else name: call for name, call in calls.items()}
+
+    monkeypatch.setattr(cuda, "EQUAL", {precision: 1.0})
+    monkeypatch.setattr(cuda, "WORKLOADS", TINY)
+    monkeypatch.setattr(cuda, "contestants", contestants)
+    monkeypatch.setattr(cuda, "machine", lambda device: "NVIDIA H200")
+    for name, value in {"check": 1e-6, "kernel_time": 0.5, "memory_of": 2**21}.items():
+        monkeypatch.setattr(cuda, name, lambda *args, value=value: value)
+    rows = cuda.run_in(precision, "lstm", 0.02, lambda text: None)
+    assert {row["mode"] for row in rows} == {f"train, {precision}", f"inference, {precision}"}
+    names = {row["contestant"] for row in rows}
+    assert names - {"compact"} == {"fused", "fused, whole batch", "cuDNN", "products"}
+    assert ("compact" in names) == (precision == "float32")
+    inner = cuda.inside("lstm")
+    assert [row["contestant"] for row in inner] == ["fused", "cuDNN", "floor", "fused", "cuDNN"] * 2
+    assert {row["value"] for row in inner if row["unit"] == "MiB"} == {2.0}
+    assert all(row.keys() == rows[0].keys() and row["ratio"] > 0 for row in rows + inner)
+    assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
 @pytest.mark.gpu
