@@ -88,6 +88,7 @@ def test_the_busiest_multiprocessor() -> None:
 @pytest.mark.parametrize("precision", cuda.EQUAL)
 def test_the_rows_of_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the CPU in its place, and nothing that only a GPU can tell."""
+    pytest.importorskip("triton", reason="needs Triton")
     make, before = bench.contestants, torch.backends.cuda.matmul.allow_tf32
 
     def contestants(*args: Any, device: str, **options: Any) -> dict[str, Any]:
