@@ -213,7 +213,7 @@ def test_a_nan_weight_stops_the_run(tmp_path: Path, backend: str):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"halt_bias": 10.0}, "the network never ponders (N stays at 1); try a lower --tau"),
+        ({"halt_bias": 10.0}, "the network never ponders (N stays at 1); try a lower --tau or --tau-warmup"),
         ({"halt_bias": -10.0}, "N stays at its limit 10; try a higher --tau or a lower --learning-rate"),
     ],
     ids=["at 1", "at M"],

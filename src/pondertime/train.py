@@ -191,7 +191,7 @@ class Session:
             return None
         self.warned = True
         if low:
-            return "warning: the network never ponders (N stays at 1); try a lower --tau"
+            return "warning: the network never ponders (N stays at 1); try a lower --tau or --tau-warmup"
         return f"warning: N stays at its limit {self.config.max_steps}; try a higher --tau or a lower --learning-rate"
 
 
