@@ -82,6 +82,11 @@ def inputs(w: Workload, N: Tensor) -> Tensor:
     return x
 
 
+def equal(w: Workload) -> Tensor:
+    """N = k in every row."""
+    return torch.full((w.batch_size,), float(w.updates)).double()
+
+
 def ragged(w: Workload) -> Tensor:
     """N uniform on 1..2k-1 over the rows, mean k."""
     return (torch.arange(w.batch_size) % (2 * w.updates - 1) + 1).double()
@@ -237,12 +242,11 @@ def machine(device: str = "cpu") -> str:
 def run(name: str, seconds: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Time one workload; returns the rows of the table."""
     w = WORKLOADS[name]
-    equal = torch.full((w.batch_size,), float(w.updates)).double()
-    differences = [check(w, N) for N in (equal, ragged(w))]
+    differences = [check(w, N) for N in (equal(w), ragged(w))]
     say(f"{name}: equal to the reference to {max(differences):.0e}")
     rows = []
     for mode, halting, N in (
-        ("train", "equal", equal), ("inference", "equal", equal), ("train", "ragged", ragged(w)),
+        ("train", "equal", equal(w)), ("inference", "equal", equal(w)), ("train", "ragged", ragged(w)),
     ):  # fmt: skip
         if halting == "ragged":
             times = measure_ragged(w, seconds)
@@ -254,7 +258,7 @@ def run(name: str, seconds: float, say: Callable[[str], None]) -> list[dict[str,
              "ratio": t / base}
             for k, t in times.items()
         ]  # fmt: skip
-    memory = {k: peak_memory(contestants(w, equal, train=True)[k]) for k in ("fused", "fused-calls", "torch.nn")}
+    memory = {k: peak_memory(contestants(w, equal(w), train=True)[k]) for k in ("fused", "fused-calls", "torch.nn")}
     rows += [
         {"workload": name, "mode": "memory", "halting": "equal", "contestant": k, "value": peak / 2**20, "unit": "MiB",
          "ratio": peak / memory["torch.nn"]}

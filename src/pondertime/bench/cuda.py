@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pondertime.bench import WORKLOADS, Workload, contestants, inputs, machine, measure, network, ragged, rates
+from pondertime.bench import WORKLOADS, Workload, contestants, equal, inputs, machine, measure, network, ragged, rates
 from pondertime.bench.floors import floor, peak_of
 
 # The largest relative difference to float64 that counts as equal.
@@ -37,10 +37,6 @@ def products_in(precision: str) -> Iterator[None]:
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
-def equal_halting(w: Workload) -> Tensor:
-    return torch.full((w.batch_size,), float(w.updates)).double()
 
 
 def on_device(w: Workload, N: Tensor) -> tuple[Any, Tensor]:
@@ -177,13 +173,12 @@ def ensembles(name: str) -> list[dict[str, Any]]:
 def run_in(precision: str, name: str, seconds: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Time one workload in ``float32``, ``tf32`` or, under autocast, ``bfloat16``; returns the rows of the table."""
     w, rows = WORKLOADS[name], []
-    equal = equal_halting(w)
     # Compact knows no autocast of its own; it is the slowest by far.
     names = ("fused", "compact") if precision == "float32" else ("fused",)
     with products_in(precision):
-        worst = max(check(w, N, precision) for N in (equal, ragged(w)))
+        worst = max(check(w, N, precision) for N in (equal(w), ragged(w)))
         for mode, halting, N in (
-            ("train", "equal", equal), ("inference", "equal", equal), ("train", "ragged", ragged(w)),
+            ("train", "equal", equal(w)), ("inference", "equal", equal(w)), ("train", "ragged", ragged(w)),
         ):  # fmt: skip
             make = functools.partial(contestants, w, train=mode == "train", device="cuda")
             calls = make(N, names=names)
@@ -208,7 +203,7 @@ def inside(name: str) -> list[dict[str, Any]]:
         with products_in(precision):
             for mode in ("train", "inference"):
                 train = mode == "train"
-                calls = contestants(w, equal_halting(w), train=train, device="cuda", names=("fused",))
+                calls = contestants(w, equal(w), train=train, device="cuda", names=("fused",))
                 forget()
                 memory = {k: memory_of(calls[k]) / 2**20 for k in ("fused", "cuDNN")}
                 times = {k: kernel_time(calls[k]) for k in memory}
