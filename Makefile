@@ -33,6 +33,8 @@ bench: $(READY)
 # The figures and the page of every claim, from the tables in results/; figures without results are left out.
 results: $(READY)
 	-$(BIN)/pondertime figures --out docs/images
+	for figure in bar plot difficulty; do \
+		$(BIN)/pondertime figures --only parity_$$figure --results results/first-weights --out docs/images/first-weights; done
 	$(BIN)/python -m pondertime.claims --out docs/results.md
 
 docs: $(READY)

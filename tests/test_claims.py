@@ -240,6 +240,10 @@ def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page.write_text("# Parity\n\n## Results beside the paper's\n\n| old |\n\n## Log\n\n- kept\n")
     (docs / "tasks" / "sort.md").write_text("# Sort\n")
     (table.folder / "parity-note.md").write_text("What one must know.\n")
+    again = Table(table.folder / "other-weights", "parity")
+    again.errors({None: [0.29, 0.31]}, commit="def")
+    (docs / "images" / "other-weights").mkdir()
+    (docs / "images" / "other-weights" / "parity_bar.png").touch()
     args = ["--results", str(table.folder), "--out", str(docs / "results.md")]
     main(args)
     text = (docs / "results.md").read_text()
@@ -249,6 +253,11 @@ def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "![parity_bar](images/parity_bar.png)" in text and "| [parity](#parity) | 14 | 1 | 0 | 0 | 13 |" in text
     assert "/tmp" not in text and str(tmp_path) not in text
     assert "(tasks/parity.md).\n\nWhat one must know.\n\n| claim |" in text
+    beside = text[text.index("\n## Parity: other weights\n") : text.index("\n## Logic\n")]
+    link = "[parity_bar](images/other-weights/parity_bar.png)"
+    assert f"| almost 40 % | not reached: ours is 30.0 % ± 1.0 % | 2 | {setting_of} | {link} | A |" in beside
+    assert f"!{link}" in beside and "commit def" in beside and "What one must know" not in beside
+    assert "not run" not in beside, "a folder shows what is in it"
     filled = page.read_text()
     assert "| old |" not in filled and filled.startswith("# Parity\n") and filled.endswith("\n## Log\n\n- kept\n")
     assert "| mean error without ACT | almost 40 % | 40.0 % ± 1.0 % |" in filled

@@ -44,7 +44,9 @@ def test_results_round_trip(tmp_path, task):
         curve, made = results.read_curves(tmp_path, task)[row.key], make_curve(row)
         for name in CURVE:
             np.testing.assert_array_equal(getattr(curve, name), getattr(made, name))
-        assert results.read_difficulty(tmp_path, task).get(row.key, []) == make_points(row)
+        points = results.read_difficulty(tmp_path, task).get(row.key, [])
+        for point, drawn in zip(points, make_points(row), strict=True):
+            assert asdict(point) == pytest.approx(asdict(drawn), rel=1e-6)
         for stored, trace in zip(results.read_traces(tmp_path, task).get(row.key, []), make_traces(row), strict=True):
             assert (stored.input, stored.output, stored.target, stored.steps) == (
                 trace.input,

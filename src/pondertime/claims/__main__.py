@@ -19,8 +19,11 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--preset", help="whose networks; default: the preset with most of them")
     given = parser.parse_args(args)
     try:
-        found = check(given.results, given.preset and check_preset(given.preset))
-        given.out.write_text(page(found, given.out.parent / "images", given.results))
+        preset = given.preset and check_preset(given.preset)
+        found = check(given.results, preset)
+        folders = sorted(path.name for path in given.results.iterdir() if path.is_dir() and path.name[0] != ".")
+        others = {folder: check(given.results / folder, preset) for folder in folders}
+        given.out.write_text(page(given.out.parent, given.results, found, others))
         for task in TASK_NAMES:
             path = given.out.parent / "tasks" / f"{task}.md"
             if path.exists():

@@ -1,6 +1,6 @@
 """The page of results: every claim of the paper in a table, our number beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import ascii_uppercase
 
@@ -29,17 +29,25 @@ setting names the updates made by all workers (and the minibatch, where it is no
 the largest N that is allowed (M) and the preset; its letter leads to the command and the commit below the table.
 """
 
+Checked = Sequence[tuple[Claim, Finding | None]]
+
 # Figures that a task's section shows, where docs/images has them.
 KINDS = ("bar", "plot", "difficulty", "sequence", "sequence_2")
 
 
-def page(found: Sequence[tuple[Claim, Finding | None]], images: Path, results: Path) -> str:
-    """The whole page; ``images`` is the folder beside it, ``results`` that of the tables."""
-    sections = [section(task, [pair for pair in found if pair[0].task == task], images, results) for task in TASK_NAMES]
+def page(docs: Path, results: Path, found: Checked, others: Mapping[str, Checked]) -> str:
+    """The whole page, which lies in ``docs``; ``others``: what the tables in folders of ``results`` say, by folder."""
+    sections = []
+    for task in TASK_NAMES:
+        sections.append(section(task, [pair for pair in found if pair[0].task == task], docs, results))
+        for folder, other in others.items():
+            own = [pair for pair in other if pair[0].task == task and pair[1] is not None]
+            if own:
+                sections.append(section(task, own, docs, results, folder))
     return "\n".join([INTRODUCTION, overview(found), *sections])
 
 
-def overview(found: Sequence[tuple[Claim, Finding | None]]) -> str:
+def overview(found: Checked) -> str:
     """How many claims of each task hold."""
     lines = [
         "| task | claims | as the paper says | not reached | without a number to compare | not run yet |",
@@ -53,11 +61,12 @@ def overview(found: Sequence[tuple[Claim, Finding | None]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def section(task: str, found: Sequence[tuple[Claim, Finding | None]], images: Path, results: Path) -> str:
-    """One task: the table, where its networks come from, and the figures."""
+def section(task: str, found: Checked, docs: Path, results: Path, folder: str = "") -> str:
+    """One task: the table, where its networks come from, and the figures; ``folder``: of those in it alone."""
     letters: dict[str, str] = {}
-    lines = [f"## {task.capitalize()}", "", f"The task, and where our setting differs: [{task}](tasks/{task}.md).", ""]
-    note = results / f"{task}-note.md"  # what a reader must know of the tables beside their commands
+    title = task.capitalize() + (f": {folder.replace('-', ' ')}" if folder else "")
+    lines = [f"## {title}", "", f"The task, and where our setting differs: [{task}](tasks/{task}.md).", ""]
+    note = results / folder / f"{task}-note.md"  # what a reader must know of the tables beside their commands
     if note.exists():
         lines += [note.read_text().strip(), ""]
     lines += ["| claim | the paper | ours | networks | setting | figure | made with |", "|---" * 7 + "|"]
@@ -66,17 +75,19 @@ def section(task: str, found: Sequence[tuple[Claim, Finding | None]], images: Pa
         if finding is not None:
             networks, setting = str(len(finding.rows)), describe(finding.rows)
             letter = letters.setdefault(origins(finding.rows), ascii_uppercase[len(letters)])
-        cells = (claim.text, claim.paper, answer(finding), networks, setting, figure(claim.figure, images), letter)
+        shown = figure(claim.figure, docs, folder)
+        cells = (claim.text, claim.paper, answer(finding), networks, setting, shown, letter)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", *(f"- {letter}: {origin}" for origin, letter in letters.items())]
     name = figures_of(task)
     for kind in KINDS:
-        if (images / f"{name}_{kind}.png").exists():
-            lines += ["", f"![{name}_{kind}](images/{name}_{kind}.png)"]
+        image = f"{name}_{kind}"
+        if (docs / _path(image, folder)).exists():
+            lines += ["", f"![{image}]({_path(image, folder)})"]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def fill(text: str, found: Sequence[tuple[Claim, Finding | None]]) -> str:
+def fill(text: str, found: Checked) -> str:
     """A task's page with our numbers in its section of results; what stands around it is left as it is."""
     before, heading, rest = text.partition("\n## Results beside the paper's\n")
     if not heading:
@@ -89,6 +100,10 @@ def fill(text: str, found: Sequence[tuple[Claim, Finding | None]]) -> str:
     return before + heading + "\n".join(lines) + following + after
 
 
-def figure(name: str, images: Path) -> str:
+def figure(name: str, docs: Path, folder: str) -> str:
     """The name of a figure, linked where it is drawn."""
-    return f"[{name}](images/{name}.png)" if (images / f"{name}.png").exists() else name
+    return f"[{name}]({_path(name, folder)})" if (docs / _path(name, folder)).exists() else name
+
+
+def _path(figure: str, folder: str) -> str:
+    return f"images/{folder}/{figure}.png" if folder else f"images/{figure}.png"

@@ -98,12 +98,19 @@ def _parse_many(kind: type[Any], path: Path, data: bytes, task: str) -> dict[Key
     return found
 
 
+def _rounded(value: Any) -> Any:
+    """Numbers with float32's seven digits, which keeps a file small."""
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
 def _write_many(kind: type[Any], rows: dict[Key, Row], table: dict[Key, Sequence[Any]]) -> bytes:
     columns = _columns(kind)
     return _write_lines(
         OWNER | columns,
         [
-            [getattr(rows[key], name) for name in OWNER] + [getattr(item, name) for name in columns]
+            [getattr(rows[key], name) for name in OWNER] + [_rounded(getattr(item, name)) for name in columns]
             for key in table
             for item in table[key]
         ],
@@ -159,13 +166,6 @@ def _parse_traces(path: Path, data: bytes, task: str) -> dict[Key, list[Sequence
             f"{where}: expected the traces of {task}, a list of networks with sequences: {error}"
         ) from None
     return traces
-
-
-def _rounded(value: Any) -> Any:
-    """Numbers with float32's seven digits, which keeps the file small."""
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def _write_traces(rows: dict[Key, Row], traces: dict[Key, Sequence[SequenceTrace]]) -> bytes:
