@@ -316,13 +316,13 @@ SMALL = {"hidden_size": 24, "batch_size": 5, "halt_bias": -1.0, "max_steps": 6, 
 def test_a_stack_trains_each_network_as_alone(
     task: str, device: str, precision: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two seeds at two time penalties; by ticks the updates are recorded."""
+    """Two seeds, each with a learning rate of its own, at two time penalties; by ticks the updates are recorded."""
     if way == "ticks":
         from pondertime.fused import triton_loop_run, triton_plan
 
         monkeypatch.setattr(triton_loop_run, "blocks_for", lambda *sizes: None)
         monkeypatch.setattr(triton_plan, "_plans", {})
-    config = replace(make_config(task, members=2, **SMALL), taus=(1e-4, 0.3))
+    config = replace(make_config(task, members=2, learning_rates=(1e-3, 3e-3), **SMALL), taus=(1e-4, 0.3))
     learner: Any = make_learner(config, make_task(config), device, "fused", precision)
     assert learner.half == (precision == "bfloat16")
     learner.advance(1)

@@ -1,5 +1,6 @@
 """Several networks in one run: each is trained as it would be alone, fails alone, and is found by its seed."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,17 @@ def by_the_book(config: TrainConfig, updates: int) -> dict[str, Any]:
     return network.state_dict()
 
 
-@pytest.mark.parametrize(("members", "taus"), [(1, ()), (3, ()), (2, (0.5, 0.01))])
+@pytest.mark.parametrize(
+    ("members", "taus", "rates"), [(1, (), ()), (3, (), ()), (2, (0.5, 0.01), ()), (3, (0.5, 0.01), (1e-3, 4e-3))]
+)
 @pytest.mark.parametrize("task", ["parity", "logic", "addition"])
-def test_updates_are_those_of_torch(task: str, members: int, taus: tuple[float, ...]) -> None:
-    config = replace(small(task, members=members, clip=0.5, learning_rate=1e-3, halt_bias=-1.0), taus=taus)
+def test_updates_are_those_of_torch(
+    task: str, members: int, taus: tuple[float, ...], rates: tuple[float, ...]
+) -> None:
+    config = small(task, members=members, clip=0.5, learning_rate=2e-3, halt_bias=-1.0)
+    config = replace(config, taus=taus, learning_rates=rates)
+    if rates:
+        assert [config.member(e).learning_rate for e in range(6)] == 2 * [1e-3, 4e-3, 1e-3]
     learner = Learner(config, make_task(config), build_all(config, make_task(config)), "cpu")
     for i in range(8):
         learner.update(i)
@@ -77,6 +85,27 @@ def test_a_run_of_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert outcome["error"] == pytest.approx(sum(m["error"] for m in outcome["members"]) / 3)
     main(["evaluate", str(folder.path), "--seed", "6", "--sequences", "200"])
     assert f"error {outcome['members'][1]['error']:.2%}" in capsys.readouterr().out
+
+
+def test_every_network_its_learning_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [word for k, v in SIZES.items() for word in ("--" + k.replace("_", "-"), str(v))]
+    command = ["train", "parity", *sizes, "--members", "3", "--iterations", "40", "--runs", str(tmp_path)]
+    main([*command, "--learning-rates", "1e-3,2e-2"])
+    said = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(", ")[2] for line in said[1:4]] == ["rate 0.001", "rate 0.02", "rate 0.001"]
+    folder = RunFolder(tmp_path / "parity-tau0.003-seeds1-3")
+    assert [line["learning_rate"] for line in metrics(folder)] == 2 * [1e-3, 2e-2, 1e-3]
+    alone = trained(tmp_path / "alone", small(seed=2, iterations=40, learning_rate=2e-2))
+    for line, expected in zip(folder.metrics(1), metrics(alone), strict=True):
+        assert line["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    assert folder.load_network(folder.find(seed=2))[0].learning_rate == 2e-2
+    for wrong, words in (
+        (command, r"this run has learning_rates = \(0.001, 0.02\), asked for \(\)"),
+        (["evaluate", str(folder.path), "--seed", "2", "--results", str(tmp_path)], "several learning rates"),
+    ):
+        with pytest.raises(SystemExit):
+            main(wrong)
+        assert re.search(words, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("backend", ["fused", "fused-calls"])

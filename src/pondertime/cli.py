@@ -46,7 +46,7 @@ from pondertime.flags import (
     check_minutes,
     check_precision,
     optional,
-    parse_taus,
+    parse_numbers,
     pick_device,
 )
 from pondertime.show import describe, say, show_curve, show_recorded, show_text, show_times, show_trace, waiting
@@ -68,6 +68,8 @@ class Train(NetworkFlags):
     """Of the weights and the data."""
     members: Whole = 1
     """Networks trained at once, with this seed and those after it."""
+    learning_rates: Annotated[str | None, optional(metavar="X,X,..")] = None
+    """Of the members, in turn, in place of one for all."""
     until_error: OptionalReal = None
     """Stop when the error of an interval falls below this, such as 0.05."""
     max_minutes: OptionalReal = None
@@ -81,6 +83,7 @@ class Train(NetworkFlags):
     precision: Precision = "auto"
 
     def config(self) -> TrainConfig:
+        rates = None if self.learning_rates is None else parse_numbers("learning_rates", self.learning_rates)
         return make_config(
             self.task,
             self.preset,
@@ -89,6 +92,7 @@ class Train(NetworkFlags):
             force_steps=self.force_steps,
             seed=self.seed,
             members=self.members,
+            learning_rates=rates,
             **self.overrides(),
         )
 
@@ -114,7 +118,8 @@ class Train(NetworkFlags):
             max_minutes=self.max_minutes,
         )
         for member in result.get("members", []):
-            say(f"  {describe(config.member(member['seed'] - config.seed), member)}")
+            own = config.member(member["seed"] - config.seed)
+            say(f"  {describe(own, member)}" + (f", rate {own.learning_rate:g}" if config.learning_rates else ""))
         say(describe(config, result))
 
 
@@ -174,6 +179,8 @@ class Evaluate:
         """Put a finished network into the result tables."""
         from pondertime.sweep import Places, add, entry
 
+        if folder.config().learning_rates:
+            raise ConfigError(f"{folder.path}: has several learning rates, and the tables know tau and seed alone")
         done = folder.own_result(place)
         if done is None:
             raise ConfigError(f"{folder.path}: not finished yet, so not added to {self.results}")
@@ -213,7 +220,7 @@ class Sweep(NetworkFlags):
     precision: Precision = "auto"
 
     def run(self) -> None:
-        taus = paper_grid(self.task) if self.taus is None else parse_taus(self.taus)
+        taus = paper_grid(self.task) if self.taus is None else parse_numbers("taus", self.taus)
         base = make_config(self.task, self.preset, tau=taus[0], **self.overrides())
         check_count("seeds", self.seeds)
         check_count("processes", self.processes)

@@ -132,6 +132,7 @@ class TrainConfig:
     taus: tuple[float | None, ...] = ()  # of a grid, each with all these seeds; None: without ACT
     cooldown: float = 0.0  # share of the iterations, at the end, over which the learning rate falls to 0
     init_std: float | None = None  # of the first weights; None: as torch.nn draws them
+    learning_rates: tuple[float, ...] = ()  # of several networks, one seed after the other has the next of them
 
     def rate_at(self, i: int) -> float:
         """The learning rate of iteration i."""
@@ -151,7 +152,9 @@ class TrainConfig:
     def member(self, e: int) -> "TrainConfig":
         """The config of network e by itself."""
         place, seed = divmod(e, self.members)
-        alone = replace(self, seed=self.seed + seed, members=1, taus=())
+        alone = replace(self, seed=self.seed + seed, members=1, taus=(), learning_rates=())
+        if self.learning_rates:
+            alone = replace(alone, learning_rate=self.learning_rates[seed % len(self.learning_rates)])
         if not self.taus:
             return alone
         tau = self.taus[place]
@@ -193,7 +196,7 @@ class TrainConfig:
         if not isinstance(values, dict) or not needed <= set(values) <= names:
             raise ConfigError(f"{source}: not a run's config (its fields are not those of this version)")
         try:
-            given: dict[str, Any] = {**values, "taus": tuple(values.get("taus", ()))}
+            given = {**values, **{name: tuple(values.get(name, ())) for name in ("taus", "learning_rates")}}
             config = TrainConfig(**given)
             check(config)
         except (ConfigError, TypeError) as error:
@@ -233,6 +236,8 @@ def make_config(
         if overrides.get(name) is not None and name not in TASK_OPTIONS[task]:
             raise ConfigError(f"{task} has no option --{name}")
     base.update({k: v for k, v in overrides.items() if v is not None})
+    if overrides.get("learning_rates") and overrides.get("learning_rate") is not None:
+        raise ConfigError("--learning-rates are those of the networks: they take no --learning-rate")
     if not act and (tau is not None or force_steps is not None):
         raise ConfigError("--no-act trains without ACT: it takes neither --tau nor --force-steps")
     if force_steps is not None and tau is not None:
@@ -273,6 +278,12 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"--epsilon: expected a number between 0 and 1, got {config.epsilon}")
     if not 0 < config.learning_rate < float("inf"):
         raise ConfigError(f"--learning-rate: expected a positive number, got {config.learning_rate}")
+    if len(config.learning_rates) > config.members:
+        rates = len(config.learning_rates)
+        raise ConfigError(f"--learning-rates: expected no more than --members {config.members}, got {rates}")
+    for rate in config.learning_rates:
+        if not 0 < rate < float("inf"):
+            raise ConfigError(f"--learning-rates: expected positive numbers, got {rate}")
     if not math.isfinite(config.halt_bias):
         raise ConfigError(f"--halt-bias: expected a finite number, got {config.halt_bias}")
     if not 0 <= config.beta2 < 1:

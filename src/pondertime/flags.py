@@ -103,14 +103,15 @@ class NetworkFlags:
         return {f.name: getattr(self, f.name) for f in fields(NetworkFlags) if f.name != "preset"}
 
 
-def parse_taus(text: str) -> tuple[float, ...]:
+def parse_numbers(name: str, text: str) -> tuple[float, ...]:
+    """The numbers of a flag, with commas between them."""
     try:
-        taus = tuple(float(word) for word in text.split(",") if word.strip())
+        found = tuple(float(word) for word in text.split(",") if word.strip())
     except ValueError:
-        raise ConfigError(f"--taus: expected numbers such as 0.1,0.01, got {text!r}") from None
-    if not taus or len(set(taus)) != len(taus):
-        raise ConfigError(f"--taus: expected different numbers such as 0.1,0.01, got {text!r}")
-    return taus
+        raise ConfigError(f"{flag(name)}: expected numbers such as 0.1,0.01, got {text!r}") from None
+    if not found or len(set(found)) != len(found):
+        raise ConfigError(f"{flag(name)}: expected different numbers such as 0.1,0.01, got {text!r}")
+    return found
 
 
 def check_count(name: str, value: int) -> None:

@@ -91,6 +91,11 @@ class Learner:
         self.tau: Any = configs[0].tau or 0.0
         if config.taus and config.size > 1:
             self.tau = torch.tensor([c.tau for c in configs], device=device)
+        # Of each network its learning rate over that of the config, [E, 1].
+        self.faster: Tensor | None = None
+        if config.learning_rates:
+            rates = torch.tensor([c.learning_rate for c in configs], device=device)
+            self.faster = (rates / config.learning_rate).unsqueeze(1)
         self.weights = weights or Weights(network, self.members)
         self.weights.attach(network)
         self.backend = network.resolve(device)
@@ -287,11 +292,15 @@ class Learner:
     def step(self, gradient: Tensor, rate: Any) -> None:
         """Adam."""
         w, config = self.weights, self.config
+        # Its step is proportional to the rate.
+        moved = w.all if self.faster is None else torch.zeros_like(w.all)
         with torch.no_grad():
             adam(
-                [w.all], [gradient], [w.exp_avg], [w.exp_avg_sq], [], [w.step], fused=True, amsgrad=False, beta1=0.9,
+                [moved], [gradient], [w.exp_avg], [w.exp_avg_sq], [], [w.step], fused=True, amsgrad=False, beta1=0.9,
                 beta2=config.beta2, lr=rate, weight_decay=0.0, eps=1e-8, maximize=False,
             )  # fmt: skip
+            if self.faster is not None:
+                w.all.addcmul_(moved, self.faster)
 
     @torch.no_grad()
     def measure(self, batch: Batch, seen: Seen, price: Any) -> None:

@@ -143,6 +143,8 @@ class Session:
             if self.config.size > 1:
                 config = self.config.member(e)
                 line = {"member": e, "seed": config.seed, "tau": config.tau, **line}
+                if self.config.learning_rates:
+                    line["learning_rate"] = config.learning_rate
             self.last[e] = line
             self.log_file.write(json.dumps(line) + "\n")
         if intervals:
