@@ -48,9 +48,7 @@ def by_the_book(config: TrainConfig, updates: int) -> dict[str, Any]:
     ("members", "taus", "rates"), [(1, (), ()), (3, (), ()), (2, (0.5, 0.01), ()), (3, (0.5, 0.01), (1e-3, 4e-3))]
 )
 @pytest.mark.parametrize("task", ["parity", "logic", "addition"])
-def test_updates_are_those_of_torch(
-    task: str, members: int, taus: tuple[float, ...], rates: tuple[float, ...]
-) -> None:
+def test_updates_are_those_of_torch(task: str, members: int, taus: tuple[float, ...], rates: tuple[float, ...]) -> None:
     config = small(task, members=members, clip=0.5, learning_rate=2e-3, halt_bias=-1.0)
     config = replace(config, taus=taus, learning_rates=rates)
     if rates:
