@@ -97,6 +97,7 @@ def test_every_network_its_learning_rate(tmp_path: Path, capsys: pytest.CaptureF
     for line, expected in zip(folder.metrics(1), metrics(alone), strict=True):
         assert line["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert folder.load_network(folder.find(seed=2))[0].learning_rate == 2e-2
+    assert [m["learning_rate"] for m in result(folder)["members"]] == [1e-3, 2e-2, 1e-3]
     for wrong, words in (
         (command, r"this run has learning_rates = \(0.001, 0.02\), asked for \(\)"),
         (["evaluate", str(folder.path), "--seed", "2", "--results", str(tmp_path)], "several learning rates"),
@@ -112,7 +113,7 @@ def test_measured_together_as_alone(task: str, backend: str) -> None:
     """Sequences of a task differ in length; every network of a stack must see its own."""
     config = small(task, members=3, halt_bias=-1.0)
     networks = [build(config.member(e), make_task(config), backend=backend) for e in range(3)]
-    ((places, stack),) = stacks(networks, 8)
+    ((places, stack),) = stacks(dict(enumerate(networks)), 8)
     assert places == [0, 1, 2]
     for numbers, network in zip(evaluate_all(stack, make_task(config)), networks, strict=True):
         assert numbers == pytest.approx(evaluate_all(network, make_task(config))[0], rel=1e-5)
@@ -153,6 +154,7 @@ def test_a_network_that_diverges_leaves_the_others_alone(tmp_path: Path) -> None
     train(config, poisoned)
     outcome = result(poisoned)
     assert [m["failed"] for m in outcome["members"]] == [None, 1, None]
+    assert outcome["members"][1].keys() == {"seed", "tau", "failed"}, "nothing is measured of it"
     for e in (0, 2):
         assert outcome["members"][e] == result(before)["members"][e]
     assert outcome["error"] == pytest.approx((outcome["members"][0]["error"] + outcome["members"][2]["error"]) / 2)
@@ -174,3 +176,14 @@ def test_a_network_that_failed_stays_as_it_is() -> None:
     learner.weights.all[0] = float("nan")
     with pytest.raises(Diverged, match="at iteration 10"):
         learner.update(10)
+
+
+def test_a_learning_rate_that_is_too_high(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its weights are finite when it is given up, but too large to run."""
+    sizes = [word for k, v in SIZES.items() for word in ("--" + k.replace("_", "-"), str(v))]
+    rates = ["--members", "2", "--learning-rates", "1e-3,1e38", "--iterations", "40"]
+    main(["train", "parity", *sizes, *rates, "--out", str(tmp_path / "run")])
+    _, fine, failed, mean = capsys.readouterr().out.splitlines()
+    assert "error" in fine and re.search(r"seed2: its loss was not finite at iteration \d+, rate 1e\+38$", failed)
+    numbers = re.compile("error [0-9.]+% .*ponder [0-9.]+")
+    assert numbers.search(fine)[0] == numbers.search(mean)[0].replace("seeds1-2", "seed1")  # type: ignore[index]

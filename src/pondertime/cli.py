@@ -69,7 +69,7 @@ class Train(NetworkFlags):
     members: Whole = 1
     """Networks trained at once, with this seed and those after it."""
     learning_rates: Annotated[str | None, optional(metavar="X,X,..")] = None
-    """Of the members, in turn, in place of one for all."""
+    """Of several networks: one seed after the other has the next of them."""
     until_error: OptionalReal = None
     """Stop when the error of an interval falls below this, such as 0.05."""
     max_minutes: OptionalReal = None
@@ -119,7 +119,9 @@ class Train(NetworkFlags):
         )
         for member in result.get("members", []):
             own = config.member(member["seed"] - config.seed)
-            say(f"  {describe(own, member)}" + (f", rate {own.learning_rate:g}" if config.learning_rates else ""))
+            rate = f", rate {own.learning_rate:g}" if config.learning_rates else ""
+            failed = f"{own.name}: its loss was not finite at iteration {member['failed']}"
+            say(f"  {describe(own, member) if member['failed'] is None else failed}{rate}")
         say(describe(config, result))
 
 
@@ -151,6 +153,10 @@ class Evaluate:
         folder = find(self.run_folder)
         if isinstance(folder, Checkpoint) and self.results is not None:
             raise ConfigError(f"--results: {folder.name} is a checkpoint, without the learning curve that goes there")
+        if self.results is not None and folder.config().learning_rates:
+            raise ConfigError(
+                f"--results: {folder.path} has several learning rates, the tables know tau and seed alone"
+            )
         recorded = folder.recorded() if isinstance(folder, Checkpoint) else None
         place = folder.find(seed=self.seed, tau=self.tau)
         config, _, network = folder.load_network(place, backend=self.backend)
@@ -179,8 +185,6 @@ class Evaluate:
         """Put a finished network into the result tables."""
         from pondertime.sweep import Places, add, entry
 
-        if folder.config().learning_rates:
-            raise ConfigError(f"{folder.path}: has several learning rates, and the tables know tau and seed alone")
         done = folder.own_result(place)
         if done is None:
             raise ConfigError(f"{folder.path}: not finished yet, so not added to {self.results}")

@@ -196,7 +196,8 @@ class TrainConfig:
         if not isinstance(values, dict) or not needed <= set(values) <= names:
             raise ConfigError(f"{source}: not a run's config (its fields are not those of this version)")
         try:
-            given = {**values, **{name: tuple(values.get(name, ())) for name in ("taus", "learning_rates")}}
+            given: dict[str, Any] = {**values}
+            given.update({name: tuple(values.get(name, ())) for name in ("taus", "learning_rates")})
             config = TrainConfig(**given)
             check(config)
         except (ConfigError, TypeError) as error:
@@ -278,9 +279,9 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"--epsilon: expected a number between 0 and 1, got {config.epsilon}")
     if not 0 < config.learning_rate < float("inf"):
         raise ConfigError(f"--learning-rate: expected a positive number, got {config.learning_rate}")
-    if len(config.learning_rates) > config.members:
+    if config.learning_rates and not 1 < len(config.learning_rates) <= config.members:
         rates = len(config.learning_rates)
-        raise ConfigError(f"--learning-rates: expected no more than --members {config.members}, got {rates}")
+        raise ConfigError(f"--learning-rates: expected 2 or more, up to --members {config.members}, got {rates}")
     for rate in config.learning_rates:
         if not 0 < rate < float("inf"):
             raise ConfigError(f"--learning-rates: expected positive numbers, got {rate}")

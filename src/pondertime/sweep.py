@@ -153,6 +153,8 @@ def home(
     if alone.path.exists():
         return alone, config
     for folder, whole in begun:
+        if whole.learning_rates:
+            continue  # the tables have no place for them
         kinds = whole.taus or (whole.tau,)
         same = (config.task, config.preset) == (whole.task, whole.preset) and config.tau in kinds
         if same and config.seed in whole.seeds and (whole.taus or config.force_steps == whole.force_steps):
@@ -268,7 +270,8 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
     loaded = folder.load_networks(range(job.size), backend=places.backend)
     task, networks = loaded[0][1], [network.to(places.device) for _, _, network in loaded]
     points: dict[int, list[dict[str, Any]]] = {}
-    for here, stack in stacks(networks, MEASURED_TOGETHER):
+    going = {e: network for e, network in enumerate(networks) if own_part(result, e).get("failed") is None}
+    for here, stack in stacks(going, MEASURED_TOGETHER):
         curves = difficulty_curves(stack.to(places.device), task, device=places.device)
         points.update(zip(here, curves, strict=True))
     outcomes: list[Outcome] = []

@@ -280,18 +280,21 @@ def train(
 
 def measured(session: Session) -> dict[str, Any]:
     """The final numbers of a network; of several, those of each and the means of those that did not fail."""
-    config, learner, found = session.config, session.learner, {}
-    for places, stack in stacks(learner.networks(), MEASURED_TOGETHER):
+    config, learner = session.config, session.learner
+    found: dict[int, dict[str, Any]] = {}
+    going = {e: network for e, network in enumerate(learner.networks()) if e not in learner.failed}
+    for places, stack in stacks(going, MEASURED_TOGETHER):
         numbers = evaluate_all(stack.to(session.device), session.task, device=session.device)
         found.update(zip(places, numbers, strict=True))
     if config.size == 1:
         return found[0]
-    members: list[dict[str, Any]] = [
-        {"seed": config.member(e).seed, "tau": config.member(e).tau, "failed": learner.failed.get(e), **found[e]}
-        for e in range(config.size)
-    ]
-    going = [m for m in members if m["failed"] is None]
-    return {**{k: sum(m[k] for m in going) / len(going) for k in found[0]}, "members": members}
+    members: list[dict[str, Any]] = []
+    for e in range(config.size):
+        own = config.member(e)
+        rate = {"learning_rate": own.learning_rate} if config.learning_rates else {}
+        members.append({"seed": own.seed, "tau": own.tau, **rate, "failed": learner.failed.get(e), **found.get(e, {})})
+    means = {k: sum(numbers[k] for numbers in found.values()) / len(found) for k in next(iter(found.values()))}
+    return {**means, "members": members}
 
 
 def is_enough(result: dict[str, Any], iterations: int, until_error: float | None) -> bool:

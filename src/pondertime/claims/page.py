@@ -12,7 +12,8 @@ from pondertime.config import TASK_NAMES
 INTRODUCTION = """# Results beside the paper's
 
 Every claim of the experiments of [Graves 2016](https://arxiv.org/abs/1603.08983), with the paper's number and ours.
-This page is made by `make results` from the tables in `results/`; the figures are those of `pondertime figures`. What
+This page is made by `make results` from the tables in `results/`; a folder in it with tables of its own has a section
+of its own, which the counts below leave out. The figures are those of `pondertime figures`. What
 differs between the paper's setting and ours is said on each task's page.
 
 How to read it. A number is a mean with its standard error over networks, which differ in their seed (and in tau,

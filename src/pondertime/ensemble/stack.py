@@ -1,7 +1,7 @@
 """E networks of one shape with their weights stacked, run at once."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -96,10 +96,10 @@ def rules_of(network: ACT) -> tuple[object, ...]:
     return network.epsilon, network.max_steps, network.force_steps
 
 
-def stacks(networks: Sequence[ACT], most: int) -> Iterator[tuple[list[int], ACT | Ensemble]]:
+def stacks(networks: Mapping[int, ACT], most: int) -> Iterator[tuple[list[int], ACT | Ensemble]]:
     """Networks that halt by the same rules at once, at most so many, with their places; one alone as it is."""
     alike: dict[tuple[object, ...], list[int]] = {}
-    for e, network in enumerate(networks):
+    for e, network in networks.items():
         alike.setdefault(rules_of(network), []).append(e)
     for places in alike.values():
         for first in range(0, len(places), most):

@@ -68,7 +68,7 @@ def draw(name: str, results_dir: Path | str, *, preset: str | None = None) -> Fi
 def _with_palette(path: Path) -> None:
     """Write a picture again with 256 colours, a third of the bytes."""
     with Image.open(path) as drawn:
-        small = drawn.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        small = drawn.convert("RGB").quantize(256, kmeans=1, dither=Image.Dither.NONE)
         small.save(path, "png", optimize=True, dpi=drawn.info["dpi"])
 
 
