@@ -20,7 +20,7 @@ test: $(READY)
 
 # On a machine with a GPU, with the python that has torch, Triton, pytest and hypothesis there.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/test_gpu.py tests/test_ensemble_gpu.py tests/test_tasks.py tests/test_bench.py
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/test_gpu.py tests/test_ensemble_gpu.py tests/test_stacks_gpu.py tests/test_tasks.py tests/test_bench.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

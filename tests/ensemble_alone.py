@@ -7,6 +7,7 @@ change where a gradient is smaller than its error.
 
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from pondertime.ensemble.gpu import GpuGroup
 from pondertime.learner import Learner
 from pondertime.networks import build
 from pondertime.tasks import Batch, Task
+
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 # The rows of the table for gradients, summed losses and trained weights, by how products are made.
 ROWS: dict[str, tuple[Precision, Precision, Precision]] = {

@@ -17,6 +17,7 @@ from pondertime.runs import RunFolder
 from pondertime.train import train
 
 SIZES: dict[str, Any] = {"bits": 8, "hidden_size": 16, "batch_size": 16, "max_steps": 10, "log_every": 20}
+SIZE_FLAGS = [word for k, v in SIZES.items() for word in ("--" + k.replace("_", "-"), str(v))]
 
 
 def small(task: str = "parity", **changes: Any) -> TrainConfig:

@@ -19,7 +19,7 @@ from pondertime.learner import Learner
 from pondertime.networks import build
 from pondertime.runs import RunFolder, build_all, make_task
 from pondertime.train import train
-from small_runs import SIZES, assert_same_run, kill_often, metrics, result, small, trained
+from small_runs import SIZE_FLAGS, assert_same_run, kill_often, metrics, result, small, trained
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +64,8 @@ def test_updates_are_those_of_torch(task: str, members: int, taus: tuple[float, 
 
 
 def test_a_run_of_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = [word for k, v in SIZES.items() for word in ("--" + k.replace("_", "-"), str(v))]
     flags = ["--members", "3", "--seed", "5", "--iterations", "40", "--runs", str(tmp_path)]
-    main(["train", "parity", *sizes, *flags])
+    main(["train", "parity", *SIZE_FLAGS, *flags])
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("parity-tau0.003-seeds5-7: preset fast")
     assert [line.split(":")[0].strip() for line in said[1:]] == [
@@ -86,8 +85,7 @@ def test_a_run_of_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_every_network_its_learning_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = [word for k, v in SIZES.items() for word in ("--" + k.replace("_", "-"), str(v))]
-    command = ["train", "parity", *sizes, "--members", "3", "--iterations", "40", "--runs", str(tmp_path)]
+    command = ["train", "parity", *SIZE_FLAGS, "--members", "3", "--iterations", "40", "--runs", str(tmp_path)]
     main([*command, "--learning-rates", "1e-3,2e-2"])
     said = capsys.readouterr().out.splitlines()
     assert [line.rpartition(", ")[2] for line in said[1:4]] == ["rate 0.001", "rate 0.02", "rate 0.001"]
@@ -180,10 +178,9 @@ def test_a_network_that_failed_stays_as_it_is() -> None:
 
 def test_a_learning_rate_that_is_too_high(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its weights are finite when it is given up, but too large to run."""
-    sizes = [word for k, v in SIZES.items() for word in ("--" + k.replace("_", "-"), str(v))]
     rates = ["--members", "2", "--learning-rates", "1e-3,1e38", "--iterations", "40"]
-    main(["train", "parity", *sizes, *rates, "--out", str(tmp_path / "run")])
+    main(["train", "parity", *SIZE_FLAGS, *rates, "--out", str(tmp_path / "run")])
     _, fine, failed, mean = capsys.readouterr().out.splitlines()
     assert "error" in fine and re.search(r"seed2: its loss was not finite at iteration \d+, rate 1e\+38$", failed)
     numbers = re.compile("error [0-9.]+% .*ponder [0-9.]+")
-    assert numbers.search(fine)[0] == numbers.search(mean)[0].replace("seeds1-2", "seed1")  # type: ignore[index]
+    assert numbers.findall(fine) == numbers.findall(mean) != []

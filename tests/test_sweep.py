@@ -19,7 +19,7 @@ from pondertime.engines import inline
 from pondertime.runs import RunFolder
 from pondertime.sweep import Places, home, plan, run_job, unfinished
 from pondertime.train import train
-from small_runs import SIZES, metrics, processes, small, trained
+from small_runs import SIZE_FLAGS, metrics, processes, small, trained
 
 
 @pytest.fixture
@@ -41,9 +41,8 @@ def outcomes(found: Iterator[tuple[TrainConfig, Any]]) -> dict[str, Any]:
 
 
 def command(places: Places, *more: str) -> list[str]:
-    sizes = [word for k, v in SIZES.items() for word in ("--" + k.replace("_", "-"), str(v))]
     where = ["--runs", str(places.runs), "--results", str(places.results)]
-    return ["sweep", "parity", *sizes, *where, "--taus", "0.1,0.01", "--seeds", "2", "--iterations", "20", *more]
+    return ["sweep", "parity", *SIZE_FLAGS, *where, "--taus", "0.1,0.01", "--seeds", "2", "--iterations", "20", *more]
 
 
 def assert_rows_equal_results(places: Places, every: list[TrainConfig]) -> None:

@@ -120,8 +120,7 @@ class Train(NetworkFlags):
         for member in result.get("members", []):
             own = config.member(member["seed"] - config.seed)
             rate = f", rate {own.learning_rate:g}" if config.learning_rates else ""
-            failed = f"{own.name}: its loss was not finite at iteration {member['failed']}"
-            say(f"  {describe(own, member) if member['failed'] is None else failed}{rate}")
+            say(f"  {describe(own, member)}{rate}")
         say(describe(config, result))
 
 

@@ -110,7 +110,7 @@ def parse_numbers(name: str, text: str) -> tuple[float, ...]:
     except ValueError:
         raise ConfigError(f"{flag(name)}: expected numbers such as 0.1,0.01, got {text!r}") from None
     if not found or len(set(found)) != len(found):
-        raise ConfigError(f"{flag(name)}: expected numbers such as 0.1,0.01, each once, got {text!r}")
+        raise ConfigError(f"{flag(name)}: expected different numbers such as 0.1,0.01, got {text!r}")
     return found
 
 

@@ -48,6 +48,8 @@ def waiting(text: str) -> Iterator[None]:
 
 def describe(config: TrainConfig, result: dict[str, Any]) -> str:
     """A result in one line."""
+    if result.get("failed") is not None:
+        return f"{config.name}: its loss was not finite at iteration {result['failed']}"
     if config.task == "wikipedia":
         numbers = f"{result['bpc']:.3f} bits per character ({result['bpc_held_out']:.3f} held out)"
     else:

@@ -270,16 +270,17 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
     loaded = folder.load_networks(range(job.size), backend=places.backend)
     task, networks = loaded[0][1], [network.to(places.device) for _, _, network in loaded]
     points: dict[int, list[dict[str, Any]]] = {}
-    going = {e: network for e, network in enumerate(networks) if own_part(result, e).get("failed") is None}
+    ends = [own_part(result, e) for e in range(job.size)]
+    going = {e: network for e, network in enumerate(networks) if ends[e].get("failed") is None}
     for here, stack in stacks(going, MEASURED_TOGETHER):
         curves = difficulty_curves(stack.to(places.device), task, device=places.device)
         points.update(zip(here, curves, strict=True))
     outcomes: list[Outcome] = []
     entries, metrics, made_by = [], folder.all_metrics(), folder.environment()
     sequences = traced_sequences(task, places.device)
-    for e, network in enumerate(networks):
-        config, own = job.member(e), own_part(result, e)
-        if own.get("failed") is not None:
+    for e, (network, own) in enumerate(zip(networks, ends, strict=True)):
+        config = job.member(e)
+        if e not in going:
             outcomes.append((config, RunError(f"the loss was not finite at iteration {own['failed']}")))
             continue
         traced = [trace for batch in sequences for trace in traces(network, task, batch)]

@@ -141,10 +141,7 @@ class Session:
             line["at_max"] = counts.get(self.config.max_steps, 0) / max(sum(counts.values()), 1)
             line["seconds"] = round(self.elapsed, 2)
             if self.config.size > 1:
-                config = self.config.member(e)
-                line = {"member": e, "seed": config.seed, "tau": config.tau, **line}
-                if self.config.learning_rates:
-                    line["learning_rate"] = config.learning_rate
+                line = {"member": e, **own_settings(self.config, e), **line}
             self.last[e] = line
             self.log_file.write(json.dumps(line) + "\n")
         if intervals:
@@ -278,6 +275,13 @@ def train(
         return result
 
 
+def own_settings(config: TrainConfig, e: int) -> dict[str, Any]:
+    """What network e of several has for itself."""
+    own = config.member(e)
+    rate = {"learning_rate": own.learning_rate} if config.learning_rates else {}
+    return {"seed": own.seed, "tau": own.tau, **rate}
+
+
 def measured(session: Session) -> dict[str, Any]:
     """The final numbers of a network; of several, those of each and the means of those that did not fail."""
     config, learner = session.config, session.learner
@@ -288,11 +292,9 @@ def measured(session: Session) -> dict[str, Any]:
         found.update(zip(places, numbers, strict=True))
     if config.size == 1:
         return found[0]
-    members: list[dict[str, Any]] = []
-    for e in range(config.size):
-        own = config.member(e)
-        rate = {"learning_rate": own.learning_rate} if config.learning_rates else {}
-        members.append({"seed": own.seed, "tau": own.tau, **rate, "failed": learner.failed.get(e), **found.get(e, {})})
+    members = [
+        {**own_settings(config, e), "failed": learner.failed.get(e), **found.get(e, {})} for e in range(config.size)
+    ]
     means = {k: sum(numbers[k] for numbers in found.values()) / len(found) for k in next(iter(found.values()))}
     return {**means, "members": members}
 

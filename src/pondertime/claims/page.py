@@ -1,7 +1,7 @@
 """The page of results: every claim of the paper in a table, our number beside it."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from string import ascii_uppercase
 
 from pondertime.claims import Claim, Finding, answer
@@ -107,4 +107,4 @@ def figure(name: str, docs: Path, folder: str) -> str:
 
 
 def _path(figure: str, folder: str) -> str:
-    return f"images/{folder}/{figure}.png" if folder else f"images/{figure}.png"
+    return PurePosixPath("images", folder, f"{figure}.png").as_posix()
