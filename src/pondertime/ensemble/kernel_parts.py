@@ -77,14 +77,26 @@ def quick_sigmoid(x, FAST: tl.constexpr):
 
 
 @triton.jit
+def uniform(x, FAST: tl.constexpr):
+    """The same number, of which the compiler then knows that all threads of a warp have it."""
+    if FAST:
+        return tl.inline_asm_elementwise("redux.sync.or.b32 $0, $1, 0xffffffff;", "=r,r", [x], tl.int32, True, 1)
+    return x
+
+
+@triton.jit
 def logistic_loss(y, target):
     """The binary cross-entropy of a logit, in nats."""
     return tl.maximum(y, 0.0) - y * target + tl.log(1 + tl.exp(-tl.abs(y)))
 
 
 @triton.jit
-def adam(weights, m1, m2, grads, i, squares, settings, P: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    """Update i of a flat row of parameters, its gradient clipped to a norm first. squares: of the gradient."""
+def adam(weights, m1, m2, grads, i, squares, settings, P: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+         short=None):  # fmt: skip
+    """Update i of a flat row of parameters, its gradient clipped to a norm first. squares: of the gradient.
+
+    short: where a copy of the parameters goes, if any.
+    """
     rate = tl.load(settings + 1)
     last = tl.load(settings + 8)
     left = tl.maximum(tl.load(settings + 9) - i, 0.0)
@@ -97,10 +109,12 @@ def adam(weights, m1, m2, grads, i, squares, settings, P: tl.constexpr, BLOCK: t
     t = (i + 1).to(tl.float64)
     step = (rate / (1 - tl.exp(t * LOG_BETA1))).to(tl.float32)
     root = tl.sqrt((1 - tl.exp(t * log_beta2)).to(tl.float32))
+    # Rows are longer than P, and zero there: whole vectors of four are read and written.
+    WHOLE: tl.constexpr = (P + 3) // 4 * 4
     for start in tl.range(0, P, BLOCK, num_stages=STAGES):
         at = start + tl.arange(0, BLOCK)
-        on = at < P
-        g = tl.load(grads + at, mask=on, other=0.0) * scale
+        on = at < WHOLE
+        g = tl.load(grads + at, mask=at < P, other=0.0) * scale
         m = tl.load(m1 + at, mask=on, other=0.0)
         v = tl.load(m2 + at, mask=on, other=0.0)
         w = tl.load(weights + at, mask=on, other=0.0)
@@ -108,7 +122,19 @@ def adam(weights, m1, m2, grads, i, squares, settings, P: tl.constexpr, BLOCK: t
         v = v * old + g * g * new
         tl.store(m1 + at, m, mask=on)
         tl.store(m2 + at, v, mask=on)
-        tl.store(weights + at, w - step * m / (tl.sqrt(v) / root + 1e-8), mask=on)
+        w -= step * m / (tl.sqrt(v) / root + 1e-8)
+        tl.store(weights + at, w, mask=on)
+        if short is not None:
+            tl.store(short + at, w.to(short.dtype.element_ty), mask=on)
+
+
+@triton.jit
+def copy(a, to, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """A row of numbers in another type; everybody sees it."""
+    for start in tl.range(0, SIZE, BLOCK, num_stages=1):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(to + at, tl.load(a + at, mask=at < SIZE).to(to.dtype.element_ty), mask=at < SIZE)
+    tl.debug_barrier()
 
 
 @triton.jit

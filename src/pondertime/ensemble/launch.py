@@ -104,14 +104,18 @@ class LSTMLaunch(Launch):
         # Two more inputs: the flag, and a constant whose weight is the bias.
         super().__init__(group, group.task.input_size + 2, T=T, **options)
         slots, self.max_cells = group.programs, T * group.configs[0].max_steps
-        C, BP, HP = self.max_cells, self.sizes["BP"], self.sizes["HP"]
+        C, BP, HP, IP = self.max_cells, *(self.sizes[name] for name in ("BP", "HP", "IP"))
+        rows = -(-T * BP // self.rows) * self.rows
         self.scratch = (
             torch.empty(slots, group.stride, device=device),
-            torch.empty(slots, C, BP, HP, dtype=self.dtype, device=device),
-            torch.empty(slots, C, BP, HP, device=device),
-            torch.empty(slots, C, 4, BP, HP, dtype=self.dtype, device=device),
-            torch.empty(slots, T, 4, BP, HP, device=device),
-            torch.empty(slots, C, 2, BP, device=device),
+            torch.empty(slots, group.stride, dtype=self.dtype, device=device),
+            torch.empty(slots, C, HP, BP, dtype=self.dtype, device=device),
+            torch.empty(slots, C, HP, BP, dtype=self.dtype, device=device),
+            torch.empty(slots, C, 4, HP, BP, dtype=self.dtype, device=device),
+            torch.empty(slots, rows, IP, dtype=self.dtype, device=device),
+            torch.empty(slots, T, 4, HP, BP, device=device),
+            torch.empty(slots, T, 4, HP, BP, dtype=self.dtype, device=device),
+            torch.empty(slots, C, BP, device=device),
             torch.empty(slots, T, 4, BP, device=device),
         )
 
