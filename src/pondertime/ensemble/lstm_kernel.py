@@ -7,8 +7,8 @@ of a cell update: h^{n-1}, c^{n-1}, and the gates, which turn into their derivat
 
 Scratch of a program, C the number of a cell update: short, the weights as the products see them; hidden and cell states
 ``[C, HP, BP]``; gates ``[C, 4, HP, BP]``; shown ``[T BP, IP]``, x_t; inputs ``[T, 4, HP, BP]``, W_x x_t + b; by_input
-likewise, the sum over n of the derivatives; tape ``[C, BP]``, p; notes ``[T, 4, BP]``, N, d/dy, the number of the step's
-first cell update and how many it has.
+likewise, the sum over n of the derivatives; tape ``[C, BP]``, p; notes ``[T, 4, BP]``, N, d/dy, the number of the
+step's first cell update and how many it has.
 """
 
 import triton
@@ -359,7 +359,8 @@ def update(
     w_i, w_f, w_g, w_o = recurrent(short + W_H, H, HP)
     cells, task_loss, rho, wrong, squares = forward(
         weights, w_i, w_f, w_g, w_o, grads, targets, sums, hidden, cell, gates, inputs, tape, notes,
-        length, longest, step_rows, threshold, force, limit, measured, B, H, IN, BP, HP, IS, W_H, HALT, OUT, DT, PRECISION, FAST,
+        length, longest, step_rows, threshold, force, limit, measured,
+        B, H, IN, BP, HP, IS, W_H, HALT, OUT, DT, PRECISION, FAST,
     )  # fmt: skip
     loss = tl.sum(task_loss + tau * rho, 0)
     finite = uniform(is_finite(loss).to(tl.int32), FAST) > 0
