@@ -77,14 +77,6 @@ def quick_sigmoid(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def uniform(x, FAST: tl.constexpr):
-    """The same number, of which the compiler then knows that all threads of a warp have it."""
-    if FAST:
-        return tl.inline_asm_elementwise("redux.sync.or.b32 $0, $1, 0xffffffff;", "=r,r", [x], tl.int32, True, 1)
-    return x
-
-
-@triton.jit
 def logistic_loss(y, target):
     """The binary cross-entropy of a logit, in nats."""
     return tl.maximum(y, 0.0) - y * target + tl.log(1 + tl.exp(-tl.abs(y)))

@@ -109,12 +109,12 @@ class LSTMLaunch(Launch):
         self.scratch = (
             torch.empty(slots, group.stride, device=device),
             torch.empty(slots, group.stride, dtype=self.dtype, device=device),
-            torch.empty(slots, C, HP, BP, dtype=self.dtype, device=device),
-            torch.empty(slots, C, HP, BP, dtype=self.dtype, device=device),
-            torch.empty(slots, C, 4, HP, BP, dtype=self.dtype, device=device),
+            torch.empty(slots, C, BP, HP, dtype=self.dtype, device=device),
+            torch.empty(slots, C, BP, HP, device=device),
+            torch.empty(slots, C, 4, BP, HP, dtype=self.dtype, device=device),
             torch.empty(slots, rows, IP, dtype=self.dtype, device=device),
-            torch.empty(slots, T, 4, HP, BP, device=device),
-            torch.empty(slots, T, 4, HP, BP, dtype=self.dtype, device=device),
+            torch.empty(slots, T, 4, BP, HP, device=device),
+            torch.empty(slots, T, 4, BP, HP, dtype=self.dtype, device=device),
             torch.empty(slots, C, BP, device=device),
             torch.empty(slots, T, 4, BP, device=device),
         )

@@ -1,12 +1,11 @@
 """One program trains one LSTM on ragged sequences: forward, backward and Adam, many updates a launch.
 
-The frame is that of ``rnn_kernel.py``. A batch has at most 16 rows, so states are ``[HP, BP]``, a column a row of the
-batch: W_h, which stays in shared memory through the loops, is the long side of every product. Cell updates of all steps
-are numbered on, and their columns follow each other, so that the weight gradients are products over all of them. Kept
-of a cell update: h^{n-1}, c^{n-1}, and the gates, which turn into their derivatives in place.
+The frame is that of ``rnn_kernel.py``. Cell updates of all steps are numbered on, and their rows follow each other, so
+that the weight gradients are products over all of them. Kept of a cell update: h^{n-1}, c^{n-1}, and the gates, which
+turn into their derivatives in place.
 
 Scratch of a program, C the number of a cell update: short, the weights as the products see them; hidden and cell states
-``[C, HP, BP]``; gates ``[C, 4, HP, BP]``; shown ``[T BP, IP]``, x_t; inputs ``[T, 4, HP, BP]``, W_x x_t + b; by_input
+``[C, BP, HP]``; gates ``[C, 4, BP, HP]``; shown ``[T BP, IP]``, x_t; inputs ``[T, 4, BP, HP]``, W_x x_t + b; by_input
 likewise, the sum over n of the derivatives; tape ``[C, BP]``, p; notes ``[T, 4, BP]``, N, d/dy, the number of the
 step's first cell update and how many it has.
 """
@@ -26,7 +25,6 @@ from pondertime.ensemble.kernel_parts import (
     measure,
     quick_sigmoid,
     quick_tanh,
-    uniform,
     unpack,
 )
 from pondertime.fused.triton_math import lstm_backward, sigmoid
@@ -40,35 +38,26 @@ def project(weights, short, words, shown, inputs, longest, step_rows,
     """W_x x_t + b for all steps, before the loop. x_t is kept for the gradient, with a constant whose weight is b."""
     unit, place, k = tl.arange(0, HP), tl.arange(0, IP), tl.arange(0, KB)
     on = unit < H
-    inside = on[:, None] & (place < IS)[None, :]
-    at = unit[:, None] * IS + place[None, :]
-    w_i = tl.load(short + at, mask=inside, other=0.0)
-    w_f = tl.load(short + H * IS + at, mask=inside, other=0.0)
-    w_g = tl.load(short + 2 * H * IS + at, mask=inside, other=0.0)
-    w_o = tl.load(short + 3 * H * IS + at, mask=inside, other=0.0)
-    b_i, b_f, b_g, b_o = biases(weights + BIAS + unit, on, H)
-    for start in tl.range(0, longest * BP, KB, num_stages=1):
-        t, b = (start + k) // BP, (start + k) % BP
-        x = unpack(words, t * step_rows + b, (t < longest) & (b < B), IN, KB, IP, False)
-        x = tl.where((place == IN + 1)[None, :], 1.0, x).to(DT)
-        tl.store(shown + (start + k)[:, None] * IP + place[None, :], x)
-        x = tl.trans(x)
-        there = (t < longest)[None, :] & (unit >= 0)[:, None]
-        to = inputs + (t * 4 * HP * BP + b)[None, :] + unit[:, None] * BP
-        tl.store(to, tl.dot(w_i, x, input_precision=PRECISION) + b_i[:, None], mask=there)
-        tl.store(to + HP * BP, tl.dot(w_f, x, input_precision=PRECISION) + b_f[:, None], mask=there)
-        tl.store(to + 2 * HP * BP, tl.dot(w_g, x, input_precision=PRECISION) + b_g[:, None], mask=there)
-        tl.store(to + 3 * HP * BP, tl.dot(w_o, x, input_precision=PRECISION) + b_o[:, None], mask=there)
+    inside = (place < IS)[:, None] & on[None, :]
+    at = place[:, None] + unit[None, :] * IS
+    for gate in tl.range(0, 4, num_stages=1):
+        w_x = tl.load(short + gate * H * IS + at, mask=inside, other=0.0)
+        b_x = bias(weights + BIAS + gate * H + unit, on, H)
+        for start in tl.range(0, longest * BP, KB, num_stages=1):
+            t, b = (start + k) // BP, (start + k) % BP
+            x = unpack(words, t * step_rows + b, (t < longest) & (b < B), IN, KB, IP, False)
+            x = tl.where((place == IN + 1)[None, :], 1.0, x).to(DT)
+            if gate == 0:
+                tl.store(shown + (start + k)[:, None] * IP + place[None, :], x)
+            there = (t < longest)[:, None] & (unit >= 0)[None, :]
+            to = inputs + (t * 4 * BP * HP + gate * BP * HP + b * HP)[:, None] + unit[None, :]
+            tl.store(to, tl.dot(x, w_x, input_precision=PRECISION) + b_x[None, :], mask=there)
 
 
 @triton.jit
-def biases(at, on, H: tl.constexpr):
-    """The sum of both biases, by gate."""
-    b_i = tl.load(at, mask=on, other=0.0) + tl.load(at + 4 * H, mask=on, other=0.0)
-    b_f = tl.load(at + H, mask=on, other=0.0) + tl.load(at + 5 * H, mask=on, other=0.0)
-    b_g = tl.load(at + 2 * H, mask=on, other=0.0) + tl.load(at + 6 * H, mask=on, other=0.0)
-    b_o = tl.load(at + 3 * H, mask=on, other=0.0) + tl.load(at + 7 * H, mask=on, other=0.0)
-    return b_i, b_f, b_g, b_o
+def bias(at, on, H: tl.constexpr):
+    """The sum of both biases of a gate."""
+    return tl.load(at, mask=on, other=0.0) + tl.load(at + 4 * H, mask=on, other=0.0)
 
 
 @triton.jit
@@ -80,36 +69,27 @@ def weight_gradients(grads, shown, by_input, gates, hidden, longest, cells,
     TILE: tl.constexpr = BP * HP
     unit, place, k = tl.arange(0, HP), tl.arange(0, IP), tl.arange(0, KB)
     on_h = (unit < H)[:, None] & (unit < H)[None, :]
-    everywhere = (unit >= 0)[:, None]
+    everywhere = (unit >= 0)[None, :]
     squares = tl.zeros([HP], tl.float32)
-    # Two gates at once: their sums fill the registers.
-    for gate in tl.range(0, 4, 2, num_stages=1):
-        a = tl.zeros([HP, HP], tl.float32)
-        b = tl.zeros([HP, HP], tl.float32)
+    for gate in tl.range(0, 4, num_stages=1):
+        g = tl.zeros([HP, HP], tl.float32)
         for start in tl.range(0, cells * BP, KB, num_stages=STAGES):
             row = start + k
-            on = (row < cells * BP)[None, :] & everywhere
-            at = (row % BP)[None, :] + unit[:, None] * BP
-            d = gates + (row // BP * 4 + gate)[None, :] * TILE + at
-            h = tl.trans(tl.load(hidden + (row // BP)[None, :] * TILE + at, mask=on, other=0.0))
-            a = tl.dot(tl.load(d, mask=on, other=0.0), h, acc=a, input_precision=PRECISION)
-            b = tl.dot(tl.load(d + TILE, mask=on, other=0.0), h, acc=b, input_precision=PRECISION)
-        to = grads + W_H + (gate * H + unit)[:, None] * H + unit[None, :]
-        tl.store(to, a, mask=on_h)
-        tl.store(to + H * H, b, mask=on_h)
-        squares += tl.sum(tl.where(on_h, a * a + b * b, 0.0), 1)
+            on = (row < cells * BP)[:, None] & everywhere
+            h = tl.load(hidden + row[:, None] * HP + unit[None, :], mask=on, other=0.0)
+            at = gates + (row // BP * 4 * TILE + gate * TILE + row % BP * HP)[:, None] + unit[None, :]
+            g = tl.dot(tl.trans(tl.load(at, mask=on, other=0.0)), h, acc=g, input_precision=PRECISION)
+        tl.store(grads + W_H + (gate * H + unit)[:, None] * H + unit[None, :], g, mask=on_h)
+        squares += tl.sum(tl.where(on_h, g * g, 0.0), 1)
 
-        a = tl.zeros([HP, IP], tl.float32)
-        b = tl.zeros([HP, IP], tl.float32)
+        g = tl.zeros([HP, IP], tl.float32)
         for start in tl.range(0, longest * BP, KB, num_stages=STAGES):
             row = start + k
-            on = (row < longest * BP)[None, :] & everywhere
-            d = by_input + (row // BP * 4 + gate)[None, :] * TILE + (row % BP)[None, :] + unit[:, None] * BP
+            on = (row < longest * BP)[:, None] & everywhere
             x = tl.load(shown + row[:, None] * IP + place[None, :])
-            a = tl.dot(tl.load(d, mask=on, other=0.0), x, acc=a, input_precision=PRECISION)
-            b = tl.dot(tl.load(d + TILE, mask=on, other=0.0), x, acc=b, input_precision=PRECISION)
-        squares += store_by_input(grads, a, gate, H, IN, HP, IP, IS, BIAS)
-        squares += store_by_input(grads, b, gate + 1, H, IN, HP, IP, IS, BIAS)
+            at = by_input + (row // BP * 4 * TILE + gate * TILE + row % BP * HP)[:, None] + unit[None, :]
+            g = tl.dot(tl.trans(tl.load(at, mask=on, other=0.0)), x, acc=g, input_precision=PRECISION)
+        squares += store_by_input(grads, g, gate, H, IN, HP, IP, IS, BIAS)
     return tl.sum(squares, 0)
 
 
@@ -129,7 +109,7 @@ def store_by_input(grads, g, gate, H: tl.constexpr, IN: tl.constexpr, HP: tl.con
 
 
 @triton.jit
-def forward(weights, w_i, w_f, w_g, w_o, grads, targets, sums, hidden, cell, gates, inputs, tape, notes,
+def forward(weights, short, grads, targets, sums, hidden, cell, gates, inputs, tape, notes,
             length, longest, step_rows, threshold, force, limit, measured,
             B: tl.constexpr, H: tl.constexpr, IN: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr,
             IS: tl.constexpr, W_H: tl.constexpr, HALT: tl.constexpr, OUT: tl.constexpr,
@@ -141,12 +121,14 @@ def forward(weights, w_i, w_f, w_g, w_o, grads, targets, sums, hidden, cell, gat
     TILE: tl.constexpr = BP * HP
     row, unit = tl.arange(0, BP), tl.arange(0, HP)
     on = unit < H
-    tile = unit[:, None] * BP + row[None, :]
+    tile = row[:, None] * HP + unit[None, :]
+    w_i, w_f, w_g, w_o = recurrent(short + W_H, H, HP)
+    w_i, w_f, w_g, w_o = tl.trans(w_i), tl.trans(w_f), tl.trans(w_g), tl.trans(w_o)
     at_flag = weights + unit * IS + IN
-    flag_i = tl.load(at_flag, mask=on, other=0.0)[:, None]
-    flag_f = tl.load(at_flag + H * IS, mask=on, other=0.0)[:, None]
-    flag_g = tl.load(at_flag + 2 * H * IS, mask=on, other=0.0)[:, None]
-    flag_o = tl.load(at_flag + 3 * H * IS, mask=on, other=0.0)[:, None]
+    flag_i = tl.load(at_flag, mask=on, other=0.0)[None, :]
+    flag_f = tl.load(at_flag + H * IS, mask=on, other=0.0)[None, :]
+    flag_g = tl.load(at_flag + 2 * H * IS, mask=on, other=0.0)[None, :]
+    flag_o = tl.load(at_flag + 3 * H * IS, mask=on, other=0.0)[None, :]
     w = tl.load(weights + HALT + unit, mask=on, other=0.0)
     b_h = tl.load(weights + HALT + H)
     w_y = tl.load(weights + OUT + unit, mask=on, other=0.0)
@@ -154,9 +136,9 @@ def forward(weights, w_i, w_f, w_g, w_o, grads, targets, sums, hidden, cell, gat
 
     zero = tl.zeros([BP], tl.float32)
     task_loss, wrong, rho = zero, zero, zero
-    mean_h = tl.zeros([HP, BP], tl.float32)
-    mean_c = tl.zeros([HP, BP], tl.float32)
-    by_w_y = tl.zeros([HP, BP], tl.float32)
+    mean_h = tl.zeros([BP, HP], tl.float32)
+    mean_c = tl.zeros([BP, HP], tl.float32)
+    by_w_y = tl.zeros([BP, HP], tl.float32)
     by_b_y = tl.zeros([BP], tl.float32)
     c = 0
     for t in tl.range(0, longest, num_stages=1):
@@ -165,13 +147,12 @@ def forward(weights, w_i, w_f, w_g, w_o, grads, targets, sums, hidden, cell, gat
         a_g = tl.load(inputs + (t * 4 + 2) * TILE + tile)
         a_o = tl.load(inputs + (t * 4 + 3) * TILE + tile)
         alive = (t < length) & (row < B)
-        target = tl.load(targets + t * step_rows + row, mask=alive, other=0).to(tl.float32)
         running = alive
         total = tl.zeros([BP], tl.float32)
         steps = tl.zeros([BP], tl.int32)
         h_n, c_n = mean_h, mean_c
-        mean_h = tl.zeros([HP, BP], tl.float32)
-        mean_c = tl.zeros([HP, BP], tl.float32)
+        mean_h = tl.zeros([BP, HP], tl.float32)
+        mean_c = tl.zeros([BP, HP], tl.float32)
         first = c
         n = 0
         more = True
@@ -180,11 +161,11 @@ def forward(weights, w_i, w_f, w_g, w_o, grads, targets, sums, hidden, cell, gat
             is_first = tl.where(n == 1, 1.0, 0.0)
             s = h_n.to(DT)
             tl.store(hidden + c * TILE + tile, s)
-            tl.store(cell + c * TILE + tile, c_n.to(DT))
-            z_i = tl.dot(w_i, s, acc=a_i, input_precision=PRECISION) + is_first * flag_i
-            z_f = tl.dot(w_f, s, acc=a_f, input_precision=PRECISION) + is_first * flag_f
-            z_g = tl.dot(w_g, s, acc=a_g, input_precision=PRECISION) + is_first * flag_g
-            z_o = tl.dot(w_o, s, acc=a_o, input_precision=PRECISION) + is_first * flag_o
+            tl.store(cell + c * TILE + tile, c_n)
+            z_i = tl.dot(s, w_i, acc=a_i, input_precision=PRECISION) + is_first * flag_i
+            z_f = tl.dot(s, w_f, acc=a_f, input_precision=PRECISION) + is_first * flag_f
+            z_g = tl.dot(s, w_g, acc=a_g, input_precision=PRECISION) + is_first * flag_g
+            z_o = tl.dot(s, w_o, acc=a_o, input_precision=PRECISION) + is_first * flag_o
             i = quick_sigmoid(z_i, FAST)
             f = quick_sigmoid(z_f, FAST)
             g = quick_tanh(z_g, FAST)
@@ -195,24 +176,25 @@ def forward(weights, w_i, w_f, w_g, w_o, grads, targets, sums, hidden, cell, gat
             tl.store(gates + (c * 4 + 1) * TILE + tile, f.to(DT))
             tl.store(gates + (c * 4 + 2) * TILE + tile, g.to(DT))
             tl.store(gates + (c * 4 + 3) * TILE + tile, o.to(DT))
-            h = sigmoid(tl.sum(h_n * w[:, None], 0) + b_h)
+            h = sigmoid(tl.sum(h_n * w[None, :], 1) + b_h)
             h = tl.where(force > 0, tl.where(n == force, 1.0, 0.0), h)
             go = running & (total + h < threshold) & (n < limit)
             p = tl.where(go, h, tl.where(running, 1 - total, 0.0))
             steps = tl.where(running, n, steps)
             tl.store(tape + c * BP + row, p)
-            mean_h += p[None, :] * h_n
-            mean_c += p[None, :] * c_n
+            mean_h += p[:, None] * h_n
+            mean_c += p[:, None] * c_n
             total = tl.where(go, total + h, total)
             running = go
             c += 1
-            more = uniform(tl.max(go.to(tl.int32), 0), FAST) > 0
-        y = tl.sum(mean_h * w_y[:, None], 0) + b_y
+            more = tl.max(go.to(tl.int32), 0) > 0
+        y = tl.sum(mean_h * w_y[None, :], 1) + b_y
+        target = tl.load(targets + t * step_rows + row, mask=alive, other=0).to(tl.float32)
         task_loss += tl.where(alive, logistic_loss(y, target), 0.0)
         wrong += tl.where(alive & ((y > 0) != (target > 0.5)), 1.0, 0.0)
         rho += tl.where(alive, steps + 1 - total, 0.0)
         g_y = tl.where(alive, (sigmoid(y) - target) / B, 0.0)
-        by_w_y += g_y[None, :] * mean_h
+        by_w_y += g_y[:, None] * mean_h
         by_b_y += g_y
         note = notes + t * 4 * BP + row
         tl.store(note, steps.to(tl.float32))
@@ -220,7 +202,7 @@ def forward(weights, w_i, w_f, w_g, w_o, grads, targets, sums, hidden, cell, gat
         tl.store(note + 2 * BP, zero + first)
         tl.store(note + 3 * BP, zero + n)
         tl.atomic_add(sums + HEAD + steps, tl.full([BP], 1.0, tl.float64), mask=alive & measured)
-    g_w_y, g_b_y = tl.sum(by_w_y, 1), tl.sum(by_b_y, 0)
+    g_w_y, g_b_y = tl.sum(by_w_y, 0), tl.sum(by_b_y, 0)
     tl.store(grads + OUT + unit, g_w_y, mask=on)
     tl.store(grads + OUT + H, g_b_y)
     return c, task_loss, rho, wrong, tl.sum(g_w_y * g_w_y, 0) + g_b_y * g_b_y
@@ -240,7 +222,7 @@ def recurrent(at, H: tl.constexpr, HP: tl.constexpr):
 
 
 @triton.jit
-def backward(weights, w_i, w_f, w_g, w_o, grads, cell, gates, by_input, tape, notes, longest, r, act,
+def backward(weights, short, grads, cell, gates, by_input, tape, notes, longest, r, act,
              H: tl.constexpr, IN: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IS: tl.constexpr,
              W_H: tl.constexpr, HALT: tl.constexpr, OUT: tl.constexpr,
              DT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, BACK: tl.constexpr):  # fmt: skip
@@ -251,15 +233,16 @@ def backward(weights, w_i, w_f, w_g, w_o, grads, cell, gates, by_input, tape, no
     TILE: tl.constexpr = BP * HP
     row, unit = tl.arange(0, BP), tl.arange(0, HP)
     on = unit < H
-    tile = unit[:, None] * BP + row[None, :]
-    w_i, w_f, w_g, w_o = tl.trans(w_i), tl.trans(w_f), tl.trans(w_g), tl.trans(w_o)
+    tile = row[:, None] * HP + unit[None, :]
+    w_i, w_f, w_g, w_o = recurrent(short + W_H, H, HP)
     w = tl.load(weights + HALT + unit, mask=on, other=0.0)
     w_y = tl.load(weights + OUT + unit, mask=on, other=0.0)
 
-    zero = tl.zeros([HP, BP], tl.float32)
-    none = tl.zeros([HP], tl.float32)
-    d_h, d_c, by_w = zero, zero, zero
+    d_h = tl.zeros([BP, HP], tl.float32)
+    d_c = tl.zeros([BP, HP], tl.float32)
+    by_w = tl.zeros([BP, HP], tl.float32)
     by_b_h = tl.zeros([BP], tl.float32)
+    none = tl.zeros([HP], tl.float32)
     flag_i, flag_f, flag_g, flag_o = none, none, none, none
     for back in tl.range(0, longest, num_stages=1):
         t = longest - 1 - back
@@ -267,11 +250,15 @@ def backward(weights, w_i, w_f, w_g, w_o, grads, cell, gates, by_input, tape, no
         steps = tl.load(note + row).to(tl.int32)
         g_y = tl.load(note + BP + row)
         first = tl.load(note + 2 * BP).to(tl.int32)
-        most = uniform(tl.load(note + 3 * BP).to(tl.int32), FAST)
-        total_h = g_y[None, :] * w_y[:, None] + d_h  # G, the derivative by the mean state
+        most = tl.load(note + 3 * BP).to(tl.int32)
+        total_h = g_y[:, None] * w_y[None, :] + d_h  # G, the derivative by the mean state
         total_c = d_c
-        d_h, d_c = zero, zero
-        x_i, x_f, x_g, x_o = zero, zero, zero, zero
+        d_h = tl.zeros([BP, HP], tl.float32)
+        d_c = tl.zeros([BP, HP], tl.float32)
+        x_i = tl.zeros([BP, HP], tl.float32)
+        x_f = tl.zeros([BP, HP], tl.float32)
+        x_g = tl.zeros([BP, HP], tl.float32)
+        x_o = tl.zeros([BP, HP], tl.float32)
         last = tl.zeros([BP], tl.float32)
         for k in tl.range(0, most, num_stages=BACK):
             n = most - k
@@ -280,20 +267,20 @@ def backward(weights, w_i, w_f, w_g, w_o, grads, cell, gates, by_input, tape, no
             f = tl.load(gates + (c * 4 + 1) * TILE + tile).to(tl.float32)
             g = tl.load(gates + (c * 4 + 2) * TILE + tile).to(tl.float32)
             o = tl.load(gates + (c * 4 + 3) * TILE + tile).to(tl.float32)
-            c_0 = tl.load(cell + c * TILE + tile).to(tl.float32)
+            c_0 = tl.load(cell + c * TILE + tile)
             p = tl.load(tape + c * BP + row)
             c_n = f * c_0 + i * g
             tanh_c = quick_tanh(c_n, FAST)
             h_n = o * tanh_c
-            along = tl.sum(total_h * h_n + total_c * c_n, 0)
+            along = tl.sum(total_h * h_n + total_c * c_n, 1)
             last = tl.where(n == steps, along, last)
             d_halt = tl.where(n < steps, (along - last - r) * p * (1 - p) * act, 0.0)  # where p is h
-            made = (n <= steps)[None, :]
-            by_h = tl.where(made, p[None, :] * total_h + d_h + d_halt[None, :] * w[:, None], 0.0)
-            by_c = tl.where(made, p[None, :] * total_c + d_c, 0.0)
+            made = (n <= steps)[:, None]
+            by_h = tl.where(made, p[:, None] * total_h + d_h + d_halt[:, None] * w[None, :], 0.0)
+            by_c = tl.where(made, p[:, None] * total_c + d_c, 0.0)
             d_i, d_f, d_g, d_o, d_c = lstm_backward(by_h, by_c, i, f, g, o, c_0, tanh_c)
             by_b_h += d_halt
-            by_w += d_halt[None, :] * h_n
+            by_w += d_halt[:, None] * h_n
             x_i += d_i
             x_f += d_f
             x_g += d_g
@@ -302,10 +289,10 @@ def backward(weights, w_i, w_f, w_g, w_o, grads, cell, gates, by_input, tape, no
             tl.store(gates + (c * 4 + 1) * TILE + tile, d_f.to(DT))
             tl.store(gates + (c * 4 + 2) * TILE + tile, d_g.to(DT))
             tl.store(gates + (c * 4 + 3) * TILE + tile, d_o.to(DT))
-            d_h = tl.dot(w_i, d_i.to(DT), input_precision=PRECISION)
-            d_h = tl.dot(w_f, d_f.to(DT), acc=d_h, input_precision=PRECISION)
-            d_h = tl.dot(w_g, d_g.to(DT), acc=d_h, input_precision=PRECISION)
-            d_h = tl.dot(w_o, d_o.to(DT), acc=d_h, input_precision=PRECISION)
+            d_h = tl.dot(d_i.to(DT), w_i, input_precision=PRECISION)
+            d_h = tl.dot(d_f.to(DT), w_f, acc=d_h, input_precision=PRECISION)
+            d_h = tl.dot(d_g.to(DT), w_g, acc=d_h, input_precision=PRECISION)
+            d_h = tl.dot(d_o.to(DT), w_o, acc=d_h, input_precision=PRECISION)
         tl.store(by_input + t * 4 * TILE + tile, x_i.to(DT))
         tl.store(by_input + (t * 4 + 1) * TILE + tile, x_f.to(DT))
         tl.store(by_input + (t * 4 + 2) * TILE + tile, x_g.to(DT))
@@ -313,11 +300,11 @@ def backward(weights, w_i, w_f, w_g, w_o, grads, cell, gates, by_input, tape, no
         # The flag is seen by first updates alone.
         tl.debug_barrier()
         at = gates + first * 4 * TILE + tile
-        flag_i += tl.sum(tl.load(at).to(tl.float32), 1)
-        flag_f += tl.sum(tl.load(at + TILE).to(tl.float32), 1)
-        flag_g += tl.sum(tl.load(at + 2 * TILE).to(tl.float32), 1)
-        flag_o += tl.sum(tl.load(at + 3 * TILE).to(tl.float32), 1)
-    g_w, g_b = tl.sum(by_w, 1), tl.sum(by_b_h, 0)
+        flag_i += tl.sum(tl.load(at).to(tl.float32), 0)
+        flag_f += tl.sum(tl.load(at + TILE).to(tl.float32), 0)
+        flag_g += tl.sum(tl.load(at + 2 * TILE).to(tl.float32), 0)
+        flag_o += tl.sum(tl.load(at + 3 * TILE).to(tl.float32), 0)
+    g_w, g_b = tl.sum(by_w, 0), tl.sum(by_b_h, 0)
     tl.store(grads + HALT + unit, g_w, mask=on)
     tl.store(grads + HALT + H, g_b)
     at_flag = grads + unit * IS + IN
@@ -351,24 +338,23 @@ def update(
     tau = tl.load(settings) * tl.where(warm > 0, tl.minimum(1.0, (i + 1) / tl.maximum(warm, 1.0)), 1.0)
     tau = tau.to(tl.float32)
     length = tl.load(lengths + row, mask=row < B, other=0).to(tl.int32)
-    longest = uniform(tl.max(length, 0), FAST)
+    longest = tl.max(length, 0)
     measured = i % measure_every == 0
 
     project(weights, short, words, shown, inputs, longest, step_rows, B, H, IN, BP, HP, IP, IS, BIAS, KB, DT, PRECISION)
     tl.debug_barrier()
-    w_i, w_f, w_g, w_o = recurrent(short + W_H, H, HP)
     cells, task_loss, rho, wrong, squares = forward(
-        weights, w_i, w_f, w_g, w_o, grads, targets, sums, hidden, cell, gates, inputs, tape, notes,
+        weights, short, grads, targets, sums, hidden, cell, gates, inputs, tape, notes,
         length, longest, step_rows, threshold, force, limit, measured,
         B, H, IN, BP, HP, IS, W_H, HALT, OUT, DT, PRECISION, FAST,
     )  # fmt: skip
     loss = tl.sum(task_loss + tau * rho, 0)
-    finite = uniform(is_finite(loss).to(tl.int32), FAST) > 0
+    finite = is_finite(loss)
     if finite:
         act = tl.where(force > 0, 0.0, 1.0)
         tl.debug_barrier()
         squares += backward(
-            weights, w_i, w_f, w_g, w_o, grads, cell, gates, by_input, tape, notes, longest, tau / B, act,
+            weights, short, grads, cell, gates, by_input, tape, notes, longest, tau / B, act,
             H, IN, BP, HP, IS, W_H, HALT, OUT, DT, PRECISION, FAST, BACK,
         )  # fmt: skip
         tl.debug_barrier()
@@ -406,13 +392,13 @@ def train_lstm(
     hidden += slot * max_cells * BP * HP
     cell += slot * max_cells * BP * HP
     gates += slot * max_cells * 4 * BP * HP
-    tape += slot * max_cells * BP
     shown += slot * ((T * BP + KB - 1) // KB * KB) * IP
     inputs += slot * T * 4 * BP * HP
     by_input += slot * T * 4 * BP * HP
+    tape += slot * max_cells * BP
     notes += slot * T * 4 * BP
     step_rows = per_chunk * B
-    place = uniform(tl.atomic_add(queue, 1), FAST)
+    place = tl.atomic_add(queue, 1)
     while place < networks:
         e = tl.load(order + place).to(tl.int64)
         i = tl.load(iterations + e)
@@ -424,7 +410,7 @@ def train_lstm(
         made = 0
         fine = tl.load(stopped + e) == 0
         copy(weights + e * PS, short, PS, BLOCK)
-        while uniform((fine & may_go_on(i, spent, budget, until, end, done, given, SLOTS)).to(tl.int32), FAST) > 0:
+        while fine & may_go_on(i, spent, budget, until, end, done, given, SLOTS):
             chunk = e * chunks + i // per_chunk % chunks
             at = chunk * T * step_rows + i % per_chunk * B
             cells, fine = update(
@@ -448,4 +434,4 @@ def train_lstm(
         tl.store(iterations + e, i)
         tl.store(closed + e, done)
         tl.store(cell_updates + e, tl.load(cell_updates + e) + made)
-        place = uniform(tl.atomic_add(queue, 1), FAST)
+        place = tl.atomic_add(queue, 1)
