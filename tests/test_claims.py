@@ -13,10 +13,11 @@ from pondertime.claims import CLAIMS, answer, check, parity, shared
 from pondertime.claims.__main__ import main
 from pondertime.claims.evidence import load, lowest, rank_correlation, reached
 from pondertime.claims.settings import describe, setting
-from pondertime.claims.words import ranges, spread_out
+from pondertime.claims.words import percent, ranges, spread_out
 from pondertime.config import FAST, TASK_NAMES
 from pondertime.figures import NAMES
 from pondertime.results.commands import read_flags, settings
+from pondertime.results.select import Summary
 
 
 @pytest.fixture
@@ -222,6 +223,8 @@ def test_words() -> None:
     grid = [0.1, 0.2, 0.3, 0.4, 0.5]
     assert ranges([0.1, 0.2, 0.4, 0.5], grid) == "tau 0.1 to 0.2, 0.4 to 0.5" and ranges([], grid) == "no tau"
     assert spread_out([str(i) for i in range(9)]) == ["0", "2", "4", "6", "8"]
+    shares = [Summary(0.389, 0.004), Summary(0.0005, 0), Summary(0.00049, 0.0001), Summary(0.0, 0.0)]
+    assert [percent(s) for s in shares] == ["38.9 % ± 0.4 %", "0.1 %", "0.049 % ± 0.010 %", "0.0 %"]
 
 
 def test_lowest_is_a_quarter(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ def number(s: Summary, digits: int = 2) -> str:
 
 
 def percent(s: Summary, digits: int = 1) -> str:
-    """``38.9 % ± 0.4 %``."""
+    """``38.9 % ± 0.4 %``; of a number that would be shown as zero and is not, more digits."""
+    if 0 < 100 * s.mean < 0.5 * 10**-digits:
+        digits += 2
     return f"{100 * s.mean:.{digits}f} %" + (f" ± {100 * s.error:.{digits}f} %" if s.error else "")
 
 
