@@ -316,6 +316,6 @@ def test_from_training_to_a_figure(home: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_bug_shows_its_trace(home: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pondertime.cli.describe", lambda *args: [][0])
+    monkeypatch.setattr("pondertime.commands.evaluate.describe", lambda *args: [][0])
     with pytest.raises(IndexError):
         main(["evaluate", "run", "--sequences", "9"])

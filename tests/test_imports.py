@@ -23,7 +23,7 @@ LAYERS = [
     {"ensemble"},
     {"runs", "learner", "train", "hogwild", "evaluate"},
     {"sweep", "engines", "figures", "report", "bench", "checkpoints", "claims"},
-    {"web", "flags", "show", "cli", "__main__"},
+    {"web", "flags", "show", "commands", "cli", "__main__"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 TRAIN = {"learner", "train", "hogwild", "ensemble", "sweep", "engines"}
