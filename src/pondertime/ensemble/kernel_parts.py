@@ -101,7 +101,7 @@ def adam(weights, m1, m2, grads, i, squares, settings, P: tl.constexpr, BLOCK: t
     t = (i + 1).to(tl.float64)
     step = (rate / (1 - tl.exp(t * LOG_BETA1))).to(tl.float32)
     root = tl.sqrt((1 - tl.exp(t * log_beta2)).to(tl.float32))
-    # Rows are longer than P, and zero there: whole vectors of four are read and written.
+    # Rows are padded with zeros to a multiple of 32: whole vectors of four are read and written.
     WHOLE: tl.constexpr = (P + 3) // 4 * 4
     for start in tl.range(0, P, BLOCK, num_stages=STAGES):
         at = start + tl.arange(0, BLOCK)

@@ -5,9 +5,9 @@ that the weight gradients are products over all of them. Kept of a cell update: 
 turn into their derivatives in place.
 
 Scratch of a program, C the number of a cell update: short, the weights as the products see them; hidden and cell states
-``[C, BP, HP]``; gates ``[C, 4, BP, HP]``; shown ``[T BP, IP]``, x_t; inputs ``[T, 4, BP, HP]``, W_x x_t + b; by_input
-likewise, the sum over n of the derivatives; tape ``[C, BP]``, p; notes ``[T, 4, BP]``, N, d/dy, the number of the
-step's first cell update and how many it has.
+``[C, BP, HP]``; gates ``[C, 4, BP, HP]``; shown ``[T BP, IP]``, x_t and a constant; inputs ``[T, 4, BP, HP]``,
+W_x x_t + b; by_input likewise, the sum over n of the derivatives; tape ``[C, BP]``, p; notes ``[T, 4, BP]``, N, d/dy,
+the number of the step's first cell update and how many it has.
 """
 
 import triton
@@ -35,7 +35,7 @@ def project(weights, short, words, shown, inputs, longest, step_rows,
             B: tl.constexpr, H: tl.constexpr, IN: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IP: tl.constexpr,
             IS: tl.constexpr, BIAS: tl.constexpr, KB: tl.constexpr,
             DT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """W_x x_t + b for all steps, before the loop. x_t is kept for the gradient, with a constant whose weight is b."""
+    """W_x x_t + b for all steps, before the loop. x_t is kept for the gradient, with a constant that stands for b."""
     unit, place, k = tl.arange(0, HP), tl.arange(0, IP), tl.arange(0, KB)
     on = unit < H
     inside = (place < IS)[:, None] & on[None, :]
@@ -99,13 +99,13 @@ def store_by_input(grads, g, gate, H: tl.constexpr, IN: tl.constexpr, HP: tl.con
     """Store a gate's gradients of W_x but for the flag, and of both biases; returns their squares, summed by unit."""
     unit, place = tl.arange(0, HP), tl.arange(0, IP)
     on = unit < H
-    bias = tl.sum(tl.where((place == IN + 1)[None, :], g, 0.0), 1)
+    b = tl.sum(tl.where((place == IN + 1)[None, :], g, 0.0), 1)
     g = tl.where((place < IN)[None, :], g, 0.0)
     inside = on[:, None] & ((place < IS) & (place != IN))[None, :]
     tl.store(grads + (gate * H + unit)[:, None] * IS + place[None, :], g, mask=inside)
-    tl.store(grads + BIAS + gate * H + unit, bias, mask=on)
-    tl.store(grads + BIAS + (4 + gate) * H + unit, bias, mask=on)
-    return tl.sum(g * g, 1) + 2 * bias * bias
+    tl.store(grads + BIAS + gate * H + unit, b, mask=on)
+    tl.store(grads + BIAS + (4 + gate) * H + unit, b, mask=on)
+    return tl.sum(g * g, 1) + 2 * b * b
 
 
 @triton.jit
@@ -226,7 +226,7 @@ def backward(weights, short, grads, cell, gates, by_input, tape, notes, longest,
              H: tl.constexpr, IN: tl.constexpr, BP: tl.constexpr, HP: tl.constexpr, IS: tl.constexpr,
              W_H: tl.constexpr, HALT: tl.constexpr, OUT: tl.constexpr,
              DT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, BACK: tl.constexpr):  # fmt: skip
-    """From the last step to the first: derivatives by the gates, and the gradients of w and the flag.
+    """From the last step to the first: derivatives by the gates, and the gradients of w, b_h and the flag.
 
     Returns the sum of squares of these gradients.
     """
