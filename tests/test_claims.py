@@ -11,7 +11,7 @@ from claim_tables import Table, curve, found, of, points
 from fake_results import make_results, make_row
 from pondertime.claims import CLAIMS, answer, check, parity, shared
 from pondertime.claims.__main__ import main
-from pondertime.claims.evidence import load, lowest, rank_correlation, reached
+from pondertime.claims.evidence import against_tau, load, lowest, rank_correlation, reached
 from pondertime.claims.settings import describe, setting
 from pondertime.claims.words import percent, ranges, spread_out
 from pondertime.config import FAST, TASK_NAMES
@@ -87,6 +87,19 @@ def test_sooner_and_more_accurate(table: Table) -> None:
 def test_rank_correlation() -> None:
     assert rank_correlation([1, 2, 3, 4], [10, 10, 20, math.inf]) == pytest.approx(4.5 / math.sqrt(5 * 4.5))
     assert rank_correlation([1, 2, 3], [5, 5, 5]) is None
+
+
+@of("parity")
+def test_a_seed_with_a_part_of_the_grid_says_nothing_of_its_order(table: Table) -> None:
+    """Over the high time penalties alone the order may be the other way round."""
+    for seed, taus in {1: [0.001, 0.003, 0.01, 0.03], 2: [0.003, 0.01, 0.03]}.items():
+        for i, tau in enumerate(taus):
+            table.add(tau, seed, error=0.1 * i if seed == 1 else 0.5 - 0.1 * i)
+    used, correlations = against_tau(table.load().act, lambda row: row.error)
+    assert correlations == [pytest.approx(1)] and {row.seed for row in used} == {1}
+    used, correlations = against_tau(table.load().act[1:], lambda row: row.error)
+    assert correlations == [pytest.approx(1), pytest.approx(-1)] and len(used) == 6
+    assert against_tau([], lambda row: row.error) == ([], [])
 
 
 @of("parity")

@@ -123,6 +123,18 @@ def test_sort_falls(table: Table) -> None:
     found(sort.average_falls(e), True, f"{3 * (5**-0.5 - 15**-0.5):.2f} less rho a step")
 
 
+@of("sort")
+def test_growth_among_short_sequences_alone_is_none(table: Table) -> None:
+    """N that rises up to five numbers and then stays has a power above 0, however many networks there are."""
+    for seed in range(2):
+        for tau in (0.001, 0.1):
+            table.add(
+                tau, seed, error=0.06 + tau, points=points({k: {2: 2.0, 5: 3.1}.get(k, 3.0) for k in range(2, 16)})
+            )
+    finding = sort.sublinear(table.load())
+    found(finding, False, "length to the power 0.1", "N largest at 5.0 numbers")
+
+
 @of("wikipedia")
 def test_bits_per_character(table: Table) -> None:
     plain = curve((0, 8.0), (100, 3.0), (500, 2.0), quantity="bpc")

@@ -214,11 +214,15 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 
 def against_tau(act: list[Group], number_of: Callable[[Row], float | None]) -> tuple[list[Row], list[float]]:
-    """The rank correlation of a number with tau for every seed that has three time penalties or more."""
+    """The rank correlation of a number with tau for every seed with three of the time penalties or more.
+
+    The lowest and the highest must be among them: a seed that has a part of the grid says nothing of all of it.
+    """
     used, found = [], []
+    ends = {group.tau for group in (*act[:1], *act[-1:])}
     for seed in sorted({row.seed for row in rows(act)}):
         own, numbers = measured((row for row in rows(act) if row.seed == seed), number_of)
-        if len(own) < 3:
+        if len(own) < 3 or not ends <= {row.tau for row in own}:
             continue
         correlation = rank_correlation([row.tau or 0 for row in own], numbers)
         if correlation is not None:

@@ -11,6 +11,7 @@ from pondertime.results import Row, SequenceTrace
 from pondertime.results.select import Group, Summary, summary
 
 NEAR = 2  # steps from the last number that still are near the end of the input
+MIDDLE = (2 + 15) / 2  # numbers: half of the sequences are longer
 
 
 def best_group(e: Evidence) -> Group | None:
@@ -68,13 +69,14 @@ def better(e: Evidence) -> list[Group]:
 
 
 def sublinear(e: Evidence) -> Finding | None:
-    """In the better networks N grows with the length, less than linearly."""
+    """In the better networks N grows with the length, less than linearly, and not among the shorter half alone."""
     used, powers = measured(rows(better(e)), lambda row: power(e, row))
     if not used:
         return None
     s, peak = summary(powers), summary(measured(used, lambda row: longest_at(e, row))[1])
     text = f"length to the power {number(s)}, N largest at {number(peak, 1)} numbers"
-    return Finding(s.mean > 2 * s.error and s.mean + 2 * s.error < 1, text, used)
+    grows = s.mean > 2 * s.error and peak.mean > MIDDLE
+    return Finding(grows and s.mean + 2 * s.error < 1, text, used)
 
 
 def longest_at(e: Evidence, row: Row) -> float | None:
