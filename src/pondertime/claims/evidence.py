@@ -32,6 +32,8 @@ from pondertime.results.select import Group, MissingResults, Summary, from_shown
 
 # "About linear" is a correlation above this.
 STRAIGHT = 0.95
+# The share of the time penalties that tell the order of a seed.
+MOST = 0.75
 
 
 class Evidence(NamedTuple):
@@ -214,18 +216,17 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 
 def against_tau(act: list[Group], number_of: Callable[[Row], float | None]) -> tuple[list[Row], list[float]]:
-    """The rank correlation of a number with tau for every seed with three of the time penalties or more.
+    """The networks of which a number is known, and its rank correlation with tau for every seed.
 
-    The lowest and the highest must be among them: a seed that has a part of the grid says nothing of all of it.
+    A seed must have three time penalties and MOST of them: one that has a part of the grid says nothing of all of it.
     """
-    used, found = [], []
-    ends = {group.tau for group in (*act[:1], *act[-1:])}
-    for seed in sorted({row.seed for row in rows(act)}):
-        own, numbers = measured((row for row in rows(act) if row.seed == seed), number_of)
-        if len(own) < 3 or not ends <= {row.tau for row in own}:
+    known, numbers = measured(rows(act), number_of)
+    found = []
+    for seed in sorted({row.seed for row in known}):
+        own = [(row.tau or 0, n) for row, n in zip(known, numbers, strict=True) if row.seed == seed]
+        if len(own) < max(3, MOST * len(act)):
             continue
-        correlation = rank_correlation([row.tau or 0 for row in own], numbers)
+        correlation = rank_correlation(*zip(*own, strict=True))
         if correlation is not None:
-            used += own
             found.append(correlation)
-    return used, found
+    return known, found

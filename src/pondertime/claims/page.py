@@ -20,13 +20,13 @@ How to read it. A number is a mean with its standard error over networks, which 
 where a claim is about several time penalties); a single network has none, but for kinds of characters and boundaries,
 where it is over sequences. *Not reached* means that our number is not what the paper says. "About", "around" and
 "roughly" are met within a fifth of the paper's number, "almost" within a tenth, or within two standard errors. An
-order, such as "faster with lower tau", is met if the rank correlation, computed for every seed that reaches from the
-lowest to the highest time penalty and averaged, is beyond 0.3 and beyond two standard errors, over the grid and over
-the time penalties that solve the task ("where solved": with less than half the error of the networks without ACT); one
-seed alone tells nothing. "The lowest tau" is
-the lowest quarter of the grid. "Linear" is a correlation above 0.95 in most networks. A spread over seeds is large
-from a tenth of the mean on. "Far below M" is below a quarter of it. "Better networks" are those within two standard
-errors of the best time penalty. A pause is 0.1 more of rho; rho tells boundaries only if N does, too. A
+order, such as "faster with lower tau", is met if the rank correlation, computed for every seed with three
+quarters of the time penalties or more (and at least three) and averaged, is beyond 0.3 and beyond two standard errors,
+over the grid and over the time penalties that solve the task ("where solved": with less than half the error of the
+networks without ACT); one seed alone tells nothing. "Sublinear growth" goes on in the longer half of the sequences.
+"The lowest tau" is the lowest quarter of the grid. "Linear" is a correlation above 0.95 in most networks. A spread over
+seeds is large from a tenth of the mean on. "Far below M" is below a quarter of it. "Better networks" are those within
+two standard errors of the best time penalty. A pause is 0.1 more of rho; rho tells boundaries only if N does, too. A
 setting names the updates made by all workers (and the minibatch, where it is not the paper's), Adam's learning rate,
 the largest N that is allowed (M) and the preset; its letter leads to the command and the commit below the table.
 """

@@ -5,7 +5,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pondertime.claims.evidence import Evidence, Finding, between, difficulty, error, measured, rows, shown, steps
+from pondertime.claims.evidence import (
+    Evidence,
+    Finding,
+    between,
+    difficulty,
+    error,
+    measured,
+    rows,
+    shown,
+    slope,
+    steps,
+)
 from pondertime.claims.words import about, above, number, percent
 from pondertime.results import Row, SequenceTrace
 from pondertime.results.select import Group, Summary, summary
@@ -69,13 +80,14 @@ def better(e: Evidence) -> list[Group]:
 
 
 def sublinear(e: Evidence) -> Finding | None:
-    """In the better networks N grows with the length, less than linearly, and not among the shorter half alone."""
+    """In the better networks N grows with the length, less than linearly, and still does in the longer half."""
     used, powers = measured(rows(better(e)), lambda row: power(e, row))
     if not used:
         return None
     s, peak = summary(powers), summary(measured(used, lambda row: longest_at(e, row))[1])
     text = f"length to the power {number(s)}, N largest at {number(peak, 1)} numbers"
-    grows = s.mean > 2 * s.error and peak.mean > MIDDLE
+    later = summary(measured(used, lambda row: slope(e, row, low=MIDDLE))[1])
+    grows = all(growth.mean > 2 * growth.error for growth in (s, later))
     return Finding(grows and s.mean + 2 * s.error < 1, text, used)
 
 
