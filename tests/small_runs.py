@@ -69,7 +69,7 @@ def contents(path: Path) -> dict[str, bytes]:
 def processes() -> Any:
     """Where other processes come from; what takes long to load is loaded once."""
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pondertime.sweep", "pondertime.hogwild", "torch._dynamo"])
+    context.set_forkserver_preload(["pondertime.jobs", "pondertime.hogwild", "torch._dynamo"])
     return context
 
 

@@ -10,9 +10,10 @@ import torch
 from pondertime import results
 from pondertime.characters import best_threshold, boundaries, boundaries_of, classes, kinds_of, ratio
 from pondertime.evaluate import generator, read_text
+from pondertime.jobs import run_job
 from pondertime.networks import build
 from pondertime.runs import make_task
-from pondertime.sweep import Places, run_job
+from pondertime.sweep import Places
 from small_runs import small
 
 TEXT = b"</title>\n<id>407</id> In 12 [[towns]], it's so. The end"
@@ -128,7 +129,7 @@ def test_a_network_reads_the_excerpt():
 
 
 def test_a_sweep_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pondertime.sweep.TEXT_SEQUENCES", 60)
+    monkeypatch.setattr("pondertime.jobs.TEXT_SEQUENCES", 60)
     monkeypatch.setattr("pondertime.evaluate.WIKIPEDIA_SEQUENCES", 10)
     places = Places(tmp_path / "runs", tmp_path / "results")
     job = small("wikipedia", data="excerpt", length=60, hidden_size=8, iterations=5)

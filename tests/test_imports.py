@@ -22,11 +22,11 @@ LAYERS = [
     {"batches", "networks"},
     {"ensemble"},
     {"runs", "learner", "train", "hogwild", "evaluate"},
-    {"sweep", "engines", "figures", "report", "bench", "checkpoints", "claims"},
+    {"sweep", "jobs", "engines", "figures", "report", "bench", "checkpoints", "claims"},
     {"web", "flags", "show", "commands", "cli", "__main__"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
-TRAIN = {"learner", "train", "hogwild", "ensemble", "sweep", "engines"}
+TRAIN = {"learner", "train", "hogwild", "ensemble", "sweep", "jobs", "engines"}
 READ = {"figures", "claims", "report"}
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from pondertime import engines, results, sweep
+from pondertime import engines, jobs, results, sweep
 from pondertime.cli import main
 from pondertime.config import FAST, ConfigError, Interrupted, OutOfTime, RunError, TrainConfig, make_config, paper_grid
 from pondertime.engines import inline
+from pondertime.jobs import run_job
 from pondertime.runs import RunFolder
-from pondertime.sweep import Places, home, plan, run_job, unfinished
+from pondertime.sweep import Places, home, plan, unfinished
 from pondertime.train import train
 from small_runs import SIZE_FLAGS, metrics, processes, small, trained
 
@@ -265,7 +266,7 @@ def test_an_interrupt_stops_the_sweep(places: Places, monkeypatch: pytest.Monkey
             signal.raise_signal(signal.SIGINT)
         return train(config, folder, **options)
 
-    monkeypatch.setattr(sweep, "train", interrupted)
+    monkeypatch.setattr(jobs, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         outcomes(inline(configs(), places, 1))
     assert len(unfinished(configs(), places)) == 4
@@ -279,6 +280,32 @@ def test_a_sweep_that_is_out_of_time_goes_on_later(places: Places, processes: in
     assert unfinished(every, places) == every
     assert len(outcomes(inline(every, replace(places, deadline=time.monotonic() + 600), processes))) == len(every)
     assert_rows_equal_results(places, every)
+
+
+def test_networks_that_are_done_when_time_is_out_are_kept(places: Places, monkeypatch: pytest.MonkeyPatch):
+    """Of four networks that go at their own pace two are done, one failed, and one has updates left."""
+    grid = small(iterations=20, taus=(0.1, 0.01), members=2, tau=None)
+    whole = trained(places.runs / grid.name, grid).result()
+    assert whole is not None
+
+    def out_of_time(config: TrainConfig, folder: RunFolder, **options: Any) -> dict[str, Any]:
+        tensors, counters = folder.load() or ({}, {})
+        folder.save(tensors, {**counters, "iterations": [20, 20, 19, 20], "failed": {"1": 20}, "seconds": 8.0})
+        (folder.path / "result.json").unlink()
+        raise OutOfTime("stopped by --max-minutes at iteration 19")
+
+    monkeypatch.setattr(jobs, "train", out_of_time)
+    with pytest.raises(OutOfTime, match=r"^stopped by .* at iteration 19; 2 of 4 networks are done, and in .*results$"):
+        run_job(grid, places)
+    rows = {(row.tau, row.seed): row for row in results.read_rows(places.results, "parity")}
+    assert rows.keys() == {(0.1, 1), (0.01, 2)}
+    for kind, e in {(0.1, 1): 0, (0.01, 2): 3}.items():
+        for name in ("error", "target_error", "steps", "rho"):
+            assert getattr(rows[kind], name) == whole["members"][e][name]
+        assert (rows[kind].updates, rows[kind].seconds) == (20, 2.0)
+    assert len(results.read_difficulty(places.results, "parity")) == 2
+    every = [grid.member(e) for e in range(4)]
+    assert unfinished(every, places) == [every[1], every[2]]
 
 
 def sweep_elsewhere(every: list[TrainConfig], places: Places) -> None:

@@ -12,7 +12,8 @@ import torch
 
 from pondertime import progress
 from pondertime.config import ConfigError, RunError, TrainConfig
-from pondertime.sweep import Outcome, Places, attempt, together
+from pondertime.jobs import Outcome, attempt
+from pondertime.sweep import Places, together
 
 
 def inline(configs: list[TrainConfig], places: Places, processes: int) -> Iterator[Outcome]:

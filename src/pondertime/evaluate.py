@@ -1,6 +1,7 @@
 """Measures a network on fresh data: errors, ponder, both against difficulty, single traces. Never trains."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from pondertime import characters
 from pondertime.act import ACT
 from pondertime.batches import beside
-from pondertime.ensemble import Ensemble
+from pondertime.ensemble import Ensemble, stacks
 from pondertime.halting import Ponder
 from pondertime.results import Boundary, CharacterClass
 from pondertime.tasks import Batch, Task, Wikipedia
@@ -36,6 +37,16 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
     values = values.double()
     spread = values.std().item() if len(values) > 1 else 0.0
     return values.mean().item(), spread / math.sqrt(len(values))
+
+
+def by_stacks(
+    networks: Mapping[int, ACT], device: str, measure: Callable[[ACT | Ensemble], list[Any]]
+) -> dict[int, Any]:
+    """What ``measure`` finds of each network, by its place; it gets several at once."""
+    found: dict[int, Any] = {}
+    for places, stack in stacks(networks, MEASURED_TOGETHER):
+        found.update(zip(places, measure(stack.to(device)), strict=True))
+    return found
 
 
 def networks_in(network: ACT | Ensemble) -> int:

@@ -1,12 +1,11 @@
-"""The grid of a task, tau x seed: plans it, skips what is done, turns finished runs into result rows.
+"""The grid of a task, tau x seed: plans it, skips what is done, says what is trained at once.
 
-``engines`` says where its jobs are done.
+``jobs`` trains and measures, ``engines`` says where.
 """
 
 import contextlib
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -19,25 +18,14 @@ from pondertime.config import (
     PRESETS,
     TASK_OPTIONS,
     ConfigError,
-    Interrupted,
     Preset,
     RunError,
     TrainConfig,
     check,
 )
-from pondertime.ensemble import stacks
 from pondertime.ensemble.gpu import why_not_gpu_group
-from pondertime.evaluate import (
-    MEASURED_TOGETHER,
-    TEXT_SEQUENCES,
-    difficulty_curves,
-    read_text,
-    traced_sequences,
-    traces,
-)
 from pondertime.results.commands import settings
-from pondertime.runs import RunFolder, command, make_task, own_part
-from pondertime.train import make_learner, train
+from pondertime.runs import RunFolder, command, make_task
 
 # Networks with more units than this fill the cores by themselves and are trained one by one.
 UNITS_TOGETHER = 256
@@ -50,9 +38,6 @@ SETTINGS = {*(field.name for field in fields(Preset)), *chain(*TASK_OPTIONS.valu
     "iterations",
     "log_every",
 }
-CURVE_POINTS = 300  # of a learning curve in the result tables
-
-Outcome = tuple[TrainConfig, results.Row | RunError]
 
 
 @dataclass(frozen=True)
@@ -247,101 +232,6 @@ def stacked_together(config: TrainConfig, places: Places) -> int:
     bytes_a_step = 34 * (config.force_steps or config.max_steps) + 48
     each = config.hidden_size * config.batch_size * make_task(config).steps * bytes_a_step
     return max(1, min(STACKED_TOGETHER, there // 2 // each))
-
-
-def estimate(job: TrainConfig, places: Places) -> float:
-    """Seconds that a job will take, from a second of its first updates."""
-    learner = make_learner(job, make_task(job), places.device, places.backend, places.precision)
-    learner.advance(job.iterations)
-    learner.settle()
-    start, before = time.monotonic(), learner.work
-    while time.monotonic() - start < 1 and learner.least < job.iterations:
-        learner.advance(job.iterations)
-        learner.closed_intervals()
-    learner.settle()
-    return (time.monotonic() - start) / max(1, learner.work - before) * job.iterations * job.workers * job.size
-
-
-def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
-    """Train the networks of a job and add them to the result tables."""
-    folder = folder_of(job, places)
-    where = {"device": places.device, "backend": places.backend, "precision": places.precision}
-    result = train(job, folder, **where, max_minutes=places.minutes_left)
-    loaded = folder.load_networks(range(job.size), backend=places.backend)
-    task, networks = loaded[0][1], [network.to(places.device) for _, _, network in loaded]
-    points: dict[int, list[dict[str, Any]]] = {}
-    ends = [own_part(result, e) for e in range(job.size)]
-    going = {e: network for e, network in enumerate(networks) if ends[e].get("failed") is None}
-    for here, stack in stacks(going, MEASURED_TOGETHER):
-        curves = difficulty_curves(stack.to(places.device), task, device=places.device)
-        points.update(zip(here, curves, strict=True))
-    outcomes: list[Outcome] = []
-    entries, metrics, made_by = [], folder.all_metrics(), folder.environment()
-    sequences = traced_sequences(task, places.device)
-    for e, (network, own) in enumerate(zip(networks, ends, strict=True)):
-        config = job.member(e)
-        if e not in going:
-            outcomes.append((config, RunError(f"the loss was not finite at iteration {own['failed']}")))
-            continue
-        traced = [trace for batch in sequences for trace in traces(network, task, batch)]
-        read = read_text(network, task, sequences=TEXT_SEQUENCES, device=places.device)
-        entries.append(entry(config, made_by, metrics.get(e, []), own, points[e], traced, *read))
-        outcomes.append((config, entries[-1].row))
-    add(entries, places)
-    return outcomes
-
-
-def entry(
-    config: TrainConfig,
-    made_by: dict[str, Any],
-    metrics: list[dict[str, Any]],
-    result: dict[str, Any],
-    points: list[dict[str, Any]],
-    traced: list[dict[str, Any]],
-    classes: Sequence[results.CharacterClass] = (),
-    boundaries: Sequence[results.Boundary] = (),
-) -> results.Entry:
-    """A finished network as the result tables have it: its row, learning curve, difficulty points and the rest."""
-    row = results.Row(
-        task=config.task,
-        preset=config.preset,
-        halting=config.halting,
-        tau=config.tau,
-        seed=config.seed,
-        updates=result["updates"],
-        workers=config.workers,
-        error=result["error"],
-        target_error=result["target_error"],
-        steps=result["steps"],
-        rho=result["rho"],
-        bpc=result.get("bpc"),
-        seconds=result["seconds"],
-        device=made_by["device"],
-        commit=made_by["commit"],
-        command=made_by["command"],
-    )
-    curve = results.Curve(*([line[k] for line in metrics] for k in ("updates", *results.QUANTITIES)))  # type: ignore[arg-type]
-    return results.make_entry(row, curve.thinned(CURVE_POINTS), points, traced, classes, boundaries)
-
-
-def add(entries: list[results.Entry], places: Places) -> None:
-    """Add finished networks to the result tables."""
-    if not entries:
-        return
-    try:
-        results.add_rows(places.results, entries[0].row.task, entries)
-    except ValueError as error:
-        raise RunError(f"trained, but the result tables cannot take it: {error}") from None
-
-
-def attempt(job: TrainConfig, places: Places) -> list[Outcome]:
-    """The rows of a job's networks, or what is wrong with them; what stops the whole sweep is raised."""
-    try:
-        return run_job(job, places)
-    except Interrupted:
-        raise
-    except RunError as error:
-        return [(job.member(e), error) for e in range(job.size)]
 
 
 def total_time(seconds: float) -> str:

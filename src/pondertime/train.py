@@ -19,10 +19,9 @@ import torch
 
 from pondertime.batches import Interval, summary
 from pondertime.config import ConfigError, Interrupted, OutOfTime, RunError, TrainConfig
-from pondertime.ensemble import stacks
 from pondertime.ensemble.gpu import why_not_gpu_group
 from pondertime.ensemble.gpu_learner import GpuLearner
-from pondertime.evaluate import MEASURED_TOGETHER, evaluate_all
+from pondertime.evaluate import by_stacks, evaluate_all
 from pondertime.learner import Learner, Weights
 from pondertime.progress import Reporter
 from pondertime.runs import RunFolder, build_all, environment, make_task, served_by, write_json
@@ -285,11 +284,9 @@ def own_settings(config: TrainConfig, e: int) -> dict[str, Any]:
 def measured(session: Session) -> dict[str, Any]:
     """The final numbers of a network; of several, those of each and the means of those that did not fail."""
     config, learner = session.config, session.learner
-    found: dict[int, dict[str, Any]] = {}
     going = {e: network for e, network in enumerate(learner.networks()) if e not in learner.failed}
-    for places, stack in stacks(going, MEASURED_TOGETHER):
-        numbers = evaluate_all(stack.to(session.device), session.task, device=session.device)
-        found.update(zip(places, numbers, strict=True))
+    device = session.device
+    found = by_stacks(going, device, lambda stack: evaluate_all(stack, session.task, device=device))
     if config.size == 1:
         return found[0]
     members = [

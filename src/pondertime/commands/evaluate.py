@@ -78,7 +78,8 @@ class Evaluate:
 
     def add_to_results(self, folder: Any, place: int, config: TrainConfig, found: Any) -> None:
         """Put a finished network into the result tables."""
-        from pondertime.sweep import Places, add, entry
+        from pondertime.jobs import add, entry
+        from pondertime.sweep import Places
 
         done = folder.own_result(place)
         if done is None:

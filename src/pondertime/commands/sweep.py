@@ -42,7 +42,7 @@ class Sweep(NetworkFlags):
     processes: Whole = 1
     """How many; the seeds of a tau may share one, on a GPU several taus."""
     max_minutes: OptionalReal = None
-    """Stop after this time, with checkpoints."""
+    """Stop after this time, with checkpoints; networks that are done by then are measured."""
     dry_run: bool = False
     """Only say what would run, and about how long."""
     runs: Path = Path("runs")
@@ -99,6 +99,7 @@ class Sweep(NetworkFlags):
     def forecast(self, todo: list[TrainConfig], places: Any) -> None:
         """Say what would be trained, and about how long."""
         from pondertime import sweep
+        from pondertime.jobs import estimate
 
         for config in todo[:5]:
             say(f"  {config.name}  {config.iterations} iterations")
@@ -106,5 +107,5 @@ class Sweep(NetworkFlags):
             say(f"  and {len(todo) - 5} more")
         if todo:
             jobs = sweep.together(todo, places, self.processes)
-            seconds = sweep.estimate(jobs[0], places) / jobs[0].size * sum(j.size for j in jobs)
+            seconds = estimate(jobs[0], places) / jobs[0].size * sum(j.size for j in jobs)
             say(f"about {sweep.total_time(seconds / self.processes)} at the speed of the first updates")
