@@ -92,11 +92,13 @@ def test_wikipedia_targets_equal_the_solver(text_file: Path):
     assert_solved(task, task.sample(10_000, seeded()), solve)
 
 
-def test_small_versions_equal_the_solver():
+def test_other_sizes_equal_the_solver():
     logic, addition, sort = Logic(length=3, gates=2), Addition(length=2, digits=1), Sort(length=4)
     assert (logic.input_size, addition.output_size, sort.steps) == (22, 22, 8)
     assert_solved(logic, logic.sample(500, seeded()), solvers.logic)
     assert_solved(addition, addition.sample(500, seeded()), functools.partial(solvers.addition, places=2))
+    addition = Addition(digits=18)
+    assert_solved(addition, addition.sample(500, seeded()), functools.partial(solvers.addition, places=19))
     assert_solved(sort, sort.sample(500, seeded()), solvers.sort)
 
 
@@ -292,6 +294,8 @@ def test_wrong_names_and_options():
         tasks.make("parity", placement="suffix")
     with pytest.raises(ValueError, match=r"bits: expected at least 1, got 0"):
         Parity(bits=0)
+    with pytest.raises(ValueError, match=r"digits: expected sums below 2\^63, got 5 numbers of 19 digits"):
+        Addition(digits=19)
     with pytest.raises(ValueError, match=r"separation: expected a number from 0 on, got nan"):
         Sort(separation=math.nan)
     with pytest.raises(ValueError, match=r"difficulty: expected 2 to 15, got 16"):

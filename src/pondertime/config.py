@@ -96,7 +96,7 @@ PRESETS: dict[str, dict[str, Preset]] = {"fast": FAST, "paper": PAPER}
 TASK_OPTIONS = {
     "parity": ("bits", "placement"),
     "logic": (),
-    "addition": (),
+    "addition": ("digits",),
     "sort": ("separation",),
     "wikipedia": ("data", "length"),
 }
@@ -125,6 +125,7 @@ class TrainConfig:
     log_every: int
     bits: int | None = None
     placement: str | None = None
+    digits: int | None = None
     separation: float | None = None
     data: str | None = None
     length: int | None = None
@@ -262,7 +263,7 @@ def check(config: TrainConfig) -> None:
     for name in ("iterations", "workers", "batch_size", "hidden_size", "max_steps", "log_every", "members"):
         if getattr(config, name) < 1:
             raise ConfigError(f"{flag(name)}: expected a number of at least 1, got {getattr(config, name)}")
-    for name in ("bits", "length", "force_steps"):
+    for name in ("bits", "digits", "length", "force_steps"):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{flag(name)}: expected a number of at least 1, got {value}")

@@ -92,6 +92,8 @@ class NetworkFlags:
     """parity: length of the input (64)."""
     placement: Annotated[str | None, optional(metavar="prefix|scatter")] = None
     """parity: which inputs are set, the first ones (the default) or any."""
+    digits: OptionalWhole = None
+    """addition: the most digits of a number (5)."""
     separation: OptionalReal = None
     """sort: least distance of two numbers (0)."""
     data: Annotated[str | None, optional(metavar="FILE")] = None
