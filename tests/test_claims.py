@@ -226,6 +226,8 @@ def test_the_setting_of_a_row() -> None:
     assert setting(make_row("addition", 0.01, 0, preset="paper")) == (1e-4, 20, 0, 32, None)
     assert setting(replace(row, command=f"{row.command} --cooldown 0.2")) == (1e-3, 100, 0.2, 128, None)
     drawn = replace(row, command=f"{row.command} --init-std 0.2")
+    small = make_row("addition", 0.01, 0, command="pondertime sweep addition --digits 3 --hidden-size 256")
+    assert "M 20, 256 units, digits 3, preset fast" in describe([small])
     assert setting(drawn).init_std == 0.2 and "M 100, first weights of 0.2, preset" in describe([row, drawn])
     assert read_flags("a --b 'c d' --e=f --g") == {"b": "c d", "e": "f", "g": ""}
     assert read_flags("it's --b c") == {"b": "c"}

@@ -27,8 +27,9 @@ networks without ACT); one seed alone tells nothing. "Sublinear growth" goes on 
 "The lowest tau" is the lowest quarter of the grid. "Linear" is a correlation above 0.95 in most networks. A spread over
 seeds is large from a tenth of the mean on. "Far below M" is below a quarter of it. "Better networks" are those within
 two standard errors of the best time penalty. A pause is 0.1 more of rho; rho tells boundaries only if N does, too. A
-setting names the updates made by all workers (and the minibatch, where it is not the paper's), Adam's learning rate,
-the largest N that is allowed (M) and the preset; its letter leads to the command and the commit below the table.
+setting names the updates made by all workers, Adam's learning rate, the largest N that is allowed (M) and the preset,
+and, where they are not the paper's, the minibatch, the units of the network and the size of the task; its letter leads
+to the command and the commit below the table.
 """
 
 Checked = Sequence[tuple[Claim, Finding | None]]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pondertime.config import PAPER, PRESETS
+from pondertime.config import PAPER, PRESETS, TASK_OPTIONS
 from pondertime.results import Row
 from pondertime.results.commands import settings
 
@@ -26,6 +26,15 @@ def setting(row: Row) -> Setting:
     return Setting(found["learning_rate"], cooldown=found["cooldown"], init_std=found["init_std"], **whole)
 
 
+def sizes(row: Row) -> list[str]:
+    """What the command says of the size of the network, if it is not the paper's, and of the task."""
+    found = settings(row.command, PRESETS[row.preset][row.task])
+    units = found["hidden_size"]
+    own = [f"{units:g} units"] if units != PAPER[row.task].hidden_size else []
+    options = [(name, found[name]) for name in TASK_OPTIONS[row.task] if name in found]
+    return own + [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options]
+
+
 def describe(rows: Sequence[Row]) -> str:
     """The setting of some networks in a few words."""
     every = [setting(row) for row in rows]
@@ -38,6 +47,7 @@ def describe(rows: Sequence[Row]) -> str:
         f"rate {_range([s.learning_rate for s in every])}"
         + (", at last falling to 0" if any(s.cooldown for s in every) else ""),
         f"M {_range([s.max_steps for s in every])}",
+        *sorted({size for row in rows for size in sizes(row)}),
         *sorted({f"first weights of {s.init_std:g}" for s in every if s.init_std}),
         f"preset {', '.join(sorted({row.preset for row in rows}))}",
     ]
