@@ -263,6 +263,7 @@ def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = docs / "tasks" / "parity.md"
     page.write_text("# Parity\n\n## Results beside the paper's\n\n| old |\n\n## Log\n\n- kept\n")
     (docs / "tasks" / "sort.md").write_text("# Sort\n")
+    (table.folder / "note.md").write_text("The whole in short.\n")
     (table.folder / "parity-note.md").write_text("What one must know.\n")
     again = Table(table.folder / "other-weights", "parity")
     again.errors({None: [0.29, 0.31]}, commit="def")
@@ -276,6 +277,7 @@ def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert line in text and "- A: `pondertime sweep parity | tee`, commit abc\n" in text
     assert "![parity_bar](images/parity_bar.png)" in text and "| [parity](#parity) | 14 | 1 | 0 | 0 | 13 |" in text
     assert "/tmp" not in text and str(tmp_path) not in text
+    assert "task's page.\n\nThe whole in short.\n\n## How to read it\n" in text and text.count("in short") == 1
     assert "(tasks/parity.md).\n\nWhat one must know.\n\n| claim |" in text
     beside = text[text.index("\n## Parity: other weights\n") : text.index("\n## Logic\n")]
     link = "[parity_bar](images/other-weights/parity_bar.png)"

@@ -15,8 +15,11 @@ Every claim of the experiments of [Graves 2016](https://arxiv.org/abs/1603.08983
 This page is made by `make results` from the tables in `results/`; a folder in it with tables of its own has a section
 of its own, which the counts below leave out. The figures are those of `pondertime figures`. What
 differs between the paper's setting and ours is said on each task's page.
+"""
 
-How to read it. A number is a mean with its standard error over networks, which differ in their seed (and in tau,
+HOW_TO_READ = """## How to read it
+
+A number is a mean with its standard error over networks, which differ in their seed (and in tau,
 where a claim is about several time penalties); a single network has none, but for kinds of characters and boundaries,
 where it is over sequences. *Not reached* means that our number is not what the paper says. "About", "around" and
 "roughly" are met within a fifth of the paper's number, "almost" within a tenth, or within two standard errors. An
@@ -47,7 +50,7 @@ def page(docs: Path, results: Path, found: Checked, others: Mapping[str, Checked
             own = [pair for pair in other if pair[0].task == task and pair[1] is not None]
             if own:
                 sections.append(section(task, own, docs, results, folder))
-    return "\n".join([INTRODUCTION, overview(found), *sections])
+    return "\n".join([INTRODUCTION, *note(results / "note.md"), HOW_TO_READ, overview(found), *sections])
 
 
 def overview(found: Checked) -> str:
@@ -69,9 +72,7 @@ def section(task: str, found: Checked, docs: Path, results: Path, folder: str = 
     letters: dict[str, str] = {}
     title = task.capitalize() + (f": {folder.replace('-', ' ')}" if folder else "")
     lines = [f"## {title}", "", f"The task, and where our setting differs: [{task}](tasks/{task}.md).", ""]
-    note = results / folder / f"{task}-note.md"  # what a reader must know of the tables beside their commands
-    if note.exists():
-        lines += [note.read_text().strip(), ""]
+    lines += note(results / folder / f"{task}-note.md")
     lines += ["| claim | the paper | ours | networks | setting | figure | made with |", "|---" * 7 + "|"]
     for claim, finding in found:
         networks = setting = letter = ""
@@ -88,6 +89,11 @@ def section(task: str, found: Checked, docs: Path, results: Path, folder: str = 
         if (docs / _path(image, folder)).exists():
             lines += ["", f"![{image}]({_path(image, folder)})"]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def note(path: Path) -> list[str]:
+    """What a reader must know of the tables beside their numbers and commands, where somebody has written it."""
+    return [path.read_text().strip(), ""] if path.exists() else []
 
 
 def fill(text: str, found: Checked) -> str:
