@@ -1,8 +1,10 @@
 """Where the jobs of a sweep are done: in this process, or in several."""
 
+import contextlib
 import multiprocessing as mp
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -68,12 +70,22 @@ def work(job: TrainConfig, places: Places, threads: int, pipe: Connection) -> No
     """Do a job in a process of its own and send what came of it."""
     # Ctrl-C reaches every process: a training heeds it, and between trainings the first process does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=leave_with_the_first, daemon=True).start()
     torch.set_num_threads(threads)
     progress.plain_lines()
     try:
         pipe.send(attempt(job, places))
     except (ConfigError, RunError, OSError) as error:
-        pipe.send(error)
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send(error)
+
+
+def leave_with_the_first() -> None:
+    """Stop this process, with a checkpoint, when the first one is killed: else it would go on unseen."""
+    first = mp.parent_process()
+    if first is not None:
+        first.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def receive(job: TrainConfig, pipe: Any, process: BaseProcess) -> list[Outcome]:
