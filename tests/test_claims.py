@@ -273,16 +273,17 @@ def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(args)
     text = (docs / "results.md").read_text()
     setting_of = "160,000 updates, rate 0.004, M 3, preset fast"
-    line = f"| almost 40 % | 40.0 % ± 1.0 % | 2 | {setting_of} | [parity_bar](images/parity_bar.png) | A |"
-    assert line in text and "- A: `pondertime sweep parity | tee`, commit abc\n" in text
+    line = "| almost 40 % | 40.0 % ± 1.0 % | 2 | [parity_bar](images/parity_bar.png) | A |"
+    assert line in text and f"- A: {setting_of}: `pondertime sweep parity | tee`, commit abc\n" in text
     assert "![parity_bar](images/parity_bar.png)" in text and "| [parity](#parity) | 14 | 1 | 0 | 0 | 13 |" in text
     assert "/tmp" not in text and str(tmp_path) not in text
-    assert "task's page.\n\nThe whole in short.\n\n## How to read it\n" in text and text.count("in short") == 1
+    assert "task's page.\n\nThe whole in short.\n\n| task | claims |" in text and text.count("in short") == 1
     assert "(tasks/parity.md).\n\nWhat one must know.\n\n| claim |" in text
     beside = text[text.index("\n## Parity: other weights\n") : text.index("\n## Logic\n")]
     link = "[parity_bar](images/other-weights/parity_bar.png)"
-    assert f"| almost 40 % | not reached: ours is 30.0 % ± 1.0 % | 2 | {setting_of} | {link} | A |" in beside
-    assert f"!{link}" in beside and "commit def" in beside and "What one must know" not in beside
+    assert f"| almost 40 % | not reached: ours is 30.0 % ± 1.0 % | 2 | {link} | A |" in beside
+    assert f"!{link}" in beside and f"- A: {setting_of}: " in beside and "commit def" in beside
+    assert "What one must know" not in beside
     assert "not run" not in beside, "a folder shows what is in it"
     filled = page.read_text()
     assert "| old |" not in filled and filled.startswith("# Parity\n") and filled.endswith("\n## Log\n\n- kept\n")

@@ -19,20 +19,24 @@ differs between the paper's setting and ours is said on each task's page.
 
 HOW_TO_READ = """## How to read it
 
-A number is a mean with its standard error over networks, which differ in their seed (and in tau,
-where a claim is about several time penalties); a single network has none, but for kinds of characters and boundaries,
-where it is over sequences. *Not reached* means that our number is not what the paper says. "About", "around" and
-"roughly" are met within a fifth of the paper's number, "almost" within a tenth, or within two standard errors. An
-order, such as "faster with lower tau", is met if the rank correlation, computed for every seed with three
-quarters of the time penalties or more (and at least three) and averaged, is beyond 0.3 and beyond two standard errors,
-over the grid and over the time penalties that solve the task ("where solved": with less than half the error of the
-networks without ACT); one seed alone tells nothing. "Sublinear growth" goes on in the longer half of the sequences.
-"The lowest tau" is the lowest quarter of the grid. "Linear" is a correlation above 0.95 in most networks. A spread over
-seeds is large from a tenth of the mean on. "Far below M" is below a quarter of it. "Better networks" are those within
-two standard errors of the best time penalty. A pause is 0.1 more of rho; rho tells boundaries only if N does, too. A
-setting names the updates made by all workers, Adam's learning rate, the largest N that is allowed (M) and the preset,
-and, where they are not the paper's, the minibatch, the units of the network and the size of the task; its letter leads
-to the command and the commit below the table.
+- A number is a mean with its standard error over networks, which differ in their seed (and in tau, where a claim is
+  about several time penalties). A single network has none, but for kinds of characters and boundaries, where it is over
+  sequences.
+- *Not reached* means that our number is not what the paper says.
+- "About", "around" and "roughly" are met within a fifth of the paper's number, "almost" within a tenth, or within two
+  standard errors.
+- An order, such as "faster with lower tau", is met if the rank correlation is beyond 0.3 and beyond two standard
+  errors, over the grid and over the time penalties that solve the task ("where solved": with less than half the error
+  of the networks without ACT). It is computed for every seed with three quarters of the time penalties or more (and at
+  least three) and averaged; one seed alone tells nothing.
+- "The lowest tau" is the lowest quarter of the grid, "better networks" are those within two standard errors of the best
+  time penalty.
+- "Linear" is a correlation above 0.95 in most networks; "sublinear growth" goes on in the longer half of the sequences.
+- A spread over seeds is large from a tenth of the mean on. "Far below M" is below a quarter of it.
+- A pause is 0.1 more of rho; rho tells boundaries only if N does, too.
+- The letter in the last column leads to the setting, the command and the commit, below the table. A setting names the
+  updates made by all workers, Adam's learning rate, the largest N that is allowed (M) and the preset, and, where they
+  are not the paper's, the minibatch, the units of the network and the size of the task.
 """
 
 Checked = Sequence[tuple[Claim, Finding | None]]
@@ -50,7 +54,7 @@ def page(docs: Path, results: Path, found: Checked, others: Mapping[str, Checked
             own = [pair for pair in other if pair[0].task == task and pair[1] is not None]
             if own:
                 sections.append(section(task, own, docs, results, folder))
-    return "\n".join([INTRODUCTION, *note(results / "note.md"), HOW_TO_READ, overview(found), *sections])
+    return "\n".join([INTRODUCTION, *note(results / "note.md"), overview(found), HOW_TO_READ, *sections])
 
 
 def overview(found: Checked) -> str:
@@ -73,16 +77,15 @@ def section(task: str, found: Checked, docs: Path, results: Path, folder: str = 
     title = task.capitalize() + (f": {folder.replace('-', ' ')}" if folder else "")
     lines = [f"## {title}", "", f"The task, and where our setting differs: [{task}](tasks/{task}.md).", ""]
     lines += note(results / folder / f"{task}-note.md")
-    lines += ["| claim | the paper | ours | networks | setting | figure | made with |", "|---" * 7 + "|"]
+    lines += ["| claim | the paper | ours | networks | figure | setting |", "|---" * 6 + "|"]
     for claim, finding in found:
-        networks = setting = letter = ""
+        networks = letter = ""
         if finding is not None:
-            networks, setting = str(len(finding.rows)), describe(finding.rows)
-            letter = letters.setdefault(origins(finding.rows), ascii_uppercase[len(letters)])
-        shown = figure(claim.figure, docs, folder)
-        cells = (claim.text, claim.paper, answer(finding), networks, setting, shown, letter)
+            networks, made = str(len(finding.rows)), f"{describe(finding.rows)}: {origins(finding.rows)}"
+            letter = letters.setdefault(made, ascii_uppercase[len(letters)])
+        cells = (claim.text, claim.paper, answer(finding), networks, figure(claim.figure, docs, folder), letter)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    lines += ["", *(f"- {letter}: {origin}" for origin, letter in letters.items())]
+    lines += ["", *(f"- {letter}: {made}" for made, letter in letters.items())]
     name = figures_of(task)
     for kind in KINDS:
         image = f"{name}_{kind}"
