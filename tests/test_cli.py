@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pondertime.cli import COMMANDS, main
 from pondertime.runs import RunFolder, write_json
+from pondertime.show import show_trace
 from pondertime.train import train
 from small_runs import assert_same_run, contents, processes, small, trained, updates
 
@@ -315,6 +317,20 @@ def test_from_training_to_a_figure(home: Path, capsys: pytest.CaptureFixture[str
     main(["figures", "--only", "parity_bar", "--out", "drawn"])
     assert capsys.readouterr().out == "parity_bar: drawn/parity_bar.png, .svg\n"
     assert (home / "drawn" / "parity_bar.png").stat().st_size > 1000
+
+
+def test_a_sequence_is_shown_step_under_step(capsys: pytest.CaptureFixture[str]):
+    shown: dict[str, Any] = {"input": ["7", "123"], "target": ["", "130"], "output": ["", "131"], "steps": [2, 11]}
+    show_trace(shown)
+    assert capsys.readouterr().out.splitlines() == [
+        "  input  7 123",
+        " target  - 130",
+        " output  - 131",
+        "  steps  2 11",
+        "",
+    ]
+    show_trace({**shown, "input": ["7", "x" * 150]})  # no room for columns
+    assert capsys.readouterr().out.splitlines()[1:4] == [" target  - 130", " output  - 131", "  steps  2 11"]
 
 
 def test_a_bug_shows_its_trace(home: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,8 @@ from typing import Any
 
 from pondertime.config import TrainConfig
 
+SHOWN_WIDTH = 150  # of tables and of a sequence's steps
+
 
 def show_times(rows: list[dict[str, Any]]) -> None:
     """One line a mode, one column a contestant; lines with the same columns under each other."""
@@ -24,7 +26,7 @@ def show_times(rows: list[dict[str, Any]]) -> None:
             tables[names] = Table(Column("", no_wrap=True), *names, box=None)
         tables[names].add_row(", ".join(mode), *line.values())
     for table in tables.values():
-        Console(width=150).print(table)
+        Console(width=SHOWN_WIDTH).print(table)
 
 
 def measured(row: dict[str, Any]) -> str:
@@ -71,9 +73,14 @@ def show_curve(curve: list[dict[str, Any]]) -> None:
 
 
 def show_trace(trace: dict[str, Any]) -> None:
-    """One sequence: inputs, answers and updates of each step."""
-    for name in ("input", "output", "steps"):
-        say(f"{name:>7}  " + " ".join(str(v) for v in trace[name][:40]))
+    """One sequence: inputs, targets, answers and updates, under each other where a line has room for that."""
+    lines = {name: [str(v) or "-" for v in trace[name][:40]] for name in ("input", "target", "output", "steps")}
+    widths = [max(map(len, step)) for step in zip(*lines.values(), strict=True)]
+    together = sum(widths) + len(widths) <= SHOWN_WIDTH
+    for name, labels in lines.items():
+        cells = map(str.ljust, labels, widths) if together else labels
+        say(f"{name:>7}  " + " ".join(cells).rstrip())
+    say("")
 
 
 def show_text(classes: Sequence[Any], boundaries: Sequence[Any]) -> None:
