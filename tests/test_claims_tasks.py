@@ -40,8 +40,9 @@ def test_logic(table: Table) -> None:
     )
     found(logic.ponder_at_lowest(e), True, "5.55 ± 0.06 (tau up to 0.0001); 4 of 4 networks between 5 and 6")
     found(logic.single_gate(e), True, "2 of 8 networks; mean 5.75 ±", "most 12.00 (tau 0.0001, seed 0)")
+    found(logic.much_for_one_gate(e), True, "N 10.50 ± 0.65 at one gate, 4.00 at five; more at one in 4 of 4")
     found(logic.grows_from_five(e), True, "0.500 steps a gate from 5 to 10")
-    said = "of 2.0 % a gate up to 5 gates, of 15.0 % from 5 to 7; at gates: 2.0 % (1), 6.0 % (3), 10.0 % (5)"
+    said = "of 2.0 % a gate up to 5 gates, of 15.0 % from 5 to 7; at gates: 6.0 % (3), 8.0 % (4), 10.0 % (5)"
     found(logic.abrupt_after_five(e), True, f"without ACT: a rise {said}", f"tau from 0.1 on: a rise {said}")
 
 
@@ -59,6 +60,11 @@ def test_logic_otherwise(table: Table) -> None:
     table.add(0.01, 0, curve=curve((1000, 0.9), (20_000, 0.04)))
     found(logic.solved_after(table.load()), False, "after 20,000 ± 0 updates")
     found(logic.ponder_at_lowest(e), False)
+    for seed, steps in enumerate((4.0, 4.4, 5.2, 7.4)):
+        table.add(0.01, seed, steps=steps, points=points({1: 2.0, 5: 2.5, 6: 3.0}))
+    # A mean between 5 and 6 is not enough, if most networks are elsewhere.
+    found(logic.ponder_at_lowest(table.load()), False, "5.25 ± 0.76 (tau up to 0.01); 1 of 4 networks between 5 and 6")
+    found(logic.much_for_one_gate(table.load()), False, "N 2.00 at one gate, 2.50 at five; more at one in 0 of 4")
     found(logic.single_gate(e), False, "0 of 1 networks")
     found(logic.abrupt_after_five(e), False)
 
@@ -167,8 +173,25 @@ def test_little_ponder(tmp_path: Path) -> None:
         for seed in range(2):
             Table(tmp_path, task).add(0.01, seed, steps=steps + 0.1 * seed, bpc=2.0)
     e = load_all(tmp_path)
-    found(wikipedia.little_ponder(e["wikipedia"]), True, "N 1.55 ± 0.05; parity 4.05 ± 0.05")
+    found(wikipedia.little_ponder(e["wikipedia"]), True, "N 1.55 ± 0.05 at tau 0.01 (parity 4.05 ± 0.05)")
     assert e["sort"].act == [] and set(e["sort"].elsewhere) == {"parity", "wikipedia"}
+    # Compared at the same tau alone: at 0.1 parity ponders less, and nobody else was trained at 0.03.
+    for seed in range(2):
+        Table(tmp_path, "parity").add(0.1, seed, steps=1.0)
+        Table(tmp_path, "wikipedia").add(0.03, seed, steps=1.2, bpc=2.0)
+    found(wikipedia.little_ponder(load_all(tmp_path)["wikipedia"]), True, "at tau 0.01 (parity 4.05 ± 0.05)")
+    for seed in range(2):
+        Table(tmp_path, "wikipedia").add(0.1, seed, steps=1.2, bpc=2.0)
+    found(wikipedia.little_ponder(load_all(tmp_path)["wikipedia"]), False, "N 1.20 at tau 0.1 (parity 1.00)")
+
+
+def test_what_act_gains_in_sort(tmp_path: Path) -> None:
+    for task, best in (("parity", 0.01), ("logic", 0.002), ("sort", 0.06)):
+        Table(tmp_path, task).errors({None: [0.1, 0.14], 0.01: [best, best], 0.1: [0.1, 0.1]})
+    e = load_all(tmp_path)
+    found(sort.less_gain(e["sort"]), True, "is 2 times that of the best tau; parity 12.0, logic 60.0")
+    found(sort.less_gain(e["parity"]), False, "is 12 times that of the best tau; logic 60.0, sort 2.0")
+    assert sort.less_gain(e["addition"]) is None
 
 
 RHO = {"letter": 2.0, "space": 2.5, "comma": 3.0, "full stop": 3.5, "bracket": 2.2, "tag": 2.6, "ID digit": 2.0}

@@ -87,7 +87,7 @@ def draw(found: dict[str, dict[str, Any]]) -> list[Path]:
 
 
 def main(seed: int = 1, iterations: int = 72_000) -> None:
-    """Train both, the one without ACT for a quarter of the updates: by then it learns no more."""
+    """Train both, the one without ACT for a quarter of the updates: with all of them it would still be above 25 %."""
     start = time.monotonic()
     HERE.mkdir(exist_ok=True)
     found = {WITHOUT: learn(WITHOUT, seed, iterations // 4), WITH: learn(WITH, seed, iterations)}

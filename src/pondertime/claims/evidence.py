@@ -48,7 +48,7 @@ class Evidence(NamedTuple):
     traces: dict[Key, list[SequenceTrace]]
     classes: dict[Key, list[CharacterClass]]
     boundaries: dict[Key, list[Boundary]]
-    elsewhere: dict[str, Summary]  # mean N of the other tasks' networks
+    elsewhere: Mapping[str, "Evidence"]  # the other tasks, where there are networks with ACT
 
 
 class Finding(NamedTuple):
@@ -86,11 +86,11 @@ def load(results_dir: Path | str, task: str, preset: str | None = None) -> Evide
 
 
 def load_all(results_dir: Path | str, preset: str | None = None) -> dict[str, Evidence]:
-    """The results of every task, each knowing how much the others ponder."""
+    """The results of every task, each knowing the others."""
     found = {task: load(results_dir, task, preset) for task in TASK_NAMES}
-    ponder = {task: summary(row.steps for row in rows(e.act)) for task, e in found.items() if e.act}
+    there = {task: e for task, e in found.items() if e.act}
     return {
-        task: e._replace(elsewhere={other: n for other, n in ponder.items() if other != task})
+        task: e._replace(elsewhere={other: its for other, its in there.items() if other != task})
         for task, e in found.items()
     }
 
@@ -182,9 +182,7 @@ def slope(
 def linearity(e: Evidence, row: Row) -> float | None:
     """The correlation of ponder with difficulty; 0 where ponder does not change."""
     line = difficulty(e, row, "steps")
-    if line is None:
-        return None
-    return float(np.corrcoef(*line)[0, 1]) if line[1].std() > 0 else 0.0
+    return None if line is None else correlation(*line)
 
 
 def straight(e: Evidence, chosen: Sequence[Row]) -> Finding | None:
@@ -194,7 +192,23 @@ def straight(e: Evidence, chosen: Sequence[Row]) -> Finding | None:
         return None
     many = sum(r > STRAIGHT for r in found)
     text = f"a linear correlation of {number(summary(found))}, above {STRAIGHT} in {many} of {len(used)} networks"
+    means = [r for tau in {row.tau for row in used} if (r := of_means(e, [row for row in used if row.tau == tau]))]
+    if len(means) < len(used):
+        text += f", and for {sum(r > STRAIGHT for r in means)} of {len(means)} taus in the mean over their networks"
     return Finding(many > len(used) / 2, text, used)
+
+
+def of_means(e: Evidence, chosen: Sequence[Row]) -> float | None:
+    """The correlation of the mean ponder of some networks with difficulty, where all know the same difficulties."""
+    lines = [line for row in chosen if (line := difficulty(e, row, "steps")) is not None]
+    if any(len(line[0]) != len(lines[0][0]) or (line[0] != lines[0][0]).any() for line in lines):
+        return None
+    return correlation(lines[0][0], np.mean([line[1] for line in lines], axis=0))
+
+
+def correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """The linear correlation; 0 where y does not change."""
+    return float(np.corrcoef(x, y)[0, 1]) if y.std() > 0 else 0.0
 
 
 def measured(chosen: Iterable[Row], number_of: Callable[[Row], float | None]) -> tuple[list[Row], list[float]]:

@@ -11,18 +11,21 @@ from pondertime.config import TASK_NAMES
 
 INTRODUCTION = """# Results beside the paper's
 
-Every claim of the experiments of [Graves 2016](https://arxiv.org/abs/1603.08983), with the paper's number and ours.
-This page is made by `make results` from the tables in `results/`; a folder in it with tables of its own has a section
-of its own, which the counts below leave out. The figures are those of `pondertime figures`. What
-differs between the paper's setting and ours is said on each task's page.
+What the experiments of [Graves 2016](https://arxiv.org/abs/1603.08983) say, claim by claim, with the paper's number and
+ours. This page is made by `make results` from the tables in `results/`. Grids beside the main one of a task have
+sections of their own; their rows are not in the counts. What differs between the paper's setting and ours is said on
+each task's page.
 """
 
 HOW_TO_READ = """## How to read it
 
+- tau is the time penalty, the price of an update. N is the number of updates at an input step, at most M, and what
+  "ponder" means here where nothing else is said; rho = N + R is the paper's ponder, R the probability that is left for
+  the last update. An error is a share of sequences, any mistake in one counts.
 - A number is a mean with its standard error over networks, which differ in their seed (and in tau, where a claim is
   about several time penalties). A single network has none, but for kinds of characters and boundaries, where it is over
   sequences.
-- *Not reached* means that our number is not what the paper says.
+- *Not reached* means that our number is not what the paper says, also where it is the better one.
 - "About", "around" and "roughly" are met within a fifth of the paper's number, "almost" within a tenth, or within two
   standard errors.
 - An order, such as "faster with lower tau", is met if the rank correlation is beyond 0.3 and beyond two standard
@@ -32,7 +35,10 @@ HOW_TO_READ = """## How to read it
 - "The lowest tau" is the lowest quarter of the grid, "better networks" are those within two standard errors of the best
   time penalty.
 - "Linear" is a correlation above 0.95 in most networks; "sublinear growth" goes on in the longer half of the sequences.
-- A spread over seeds is large from a tenth of the mean on. "Far below M" is below a quarter of it.
+- A spread over seeds is large from a tenth of the mean on, among the networks below 5 % error. "Far below M" is below a
+  quarter of it. An error is sensitive to tau if it doubles between two of them.
+- In the figures faint lines and small dots are networks, bold lines and large dots means over seeds, bars and ellipses
+  their standard errors. Along text, grey is white space.
 - A pause is 0.1 more of rho; rho tells boundaries only if N does, too.
 - The letter in the last column leads to the setting, the command and the commit, below the table. A setting names the
   updates made by all workers, Adam's learning rate, the largest N that is allowed (M) and the preset, and, where they
@@ -113,8 +119,8 @@ def fill(text: str, found: Checked) -> str:
 
 
 def figure(name: str, docs: Path, folder: str) -> str:
-    """The name of a figure, linked where it is drawn."""
-    return f"[{name}]({_path(name, folder)})" if (docs / _path(name, folder)).exists() else name
+    """The name of a figure, linked where it is drawn; of a grid beside the main one only those are named."""
+    return f"[{name}]({_path(name, folder)})" if (docs / _path(name, folder)).exists() else "" if folder else name
 
 
 def _path(figure: str, folder: str) -> str:

@@ -18,8 +18,9 @@ from pondertime.claims.evidence import (
     successful,
     unsolved,
 )
-from pondertime.claims.settings import describe, setting
+from pondertime.claims.settings import setting
 from pondertime.claims.words import about, above, metric, number, percent, ranges, spread_out
+from pondertime.config import PAPER
 from pondertime.results import Row
 from pondertime.results.select import Group, Summary, summary, value
 
@@ -28,6 +29,7 @@ from pondertime.results.select import Group, Summary, summary, value
 FAR = 0.25
 ONE = 1.05
 LARGE = 0.1
+SOLVED = 0.05
 # Two errors are the same within two standard errors, or so many (error rate; bits per character).
 SLACK = {"wikipedia": 0.02}
 SAME = 0.01
@@ -40,21 +42,30 @@ def far_below_limit(e: Evidence) -> Finding | None:
     used = rows(e.act)
     most = max(used, key=lambda row: row.steps)
     limit = min(setting(row).max_steps for row in used)
-    where = f"tau {most.tau:g}, seed {most.seed}"
-    text = f"a mean N of {number(steps(used))}, at most {most.steps:.2f} ({where}); M is {limit}"
+    where, papers = f"tau {most.tau:g}, seed {most.seed}", PAPER[e.task].max_steps
+    own = "" if limit == papers else f", ours; the paper's is {papers}"
+    text = f"a mean N of {steps(used).mean:.2f}, at most {most.steps:.2f} ({where}); M is {limit}{own}"
     return Finding(most.steps < FAR * limit, text, used)
 
 
 def depends_on_tau(e: Evidence) -> Finding | None:
-    """Mean N or mean error of the time penalties differ by a factor of two or more."""
+    """The mean errors of the time penalties differ by a factor of two or more."""
     if len(e.act) < 2:
         return None
-    parts, strong = [], False
-    for name, of, say in (("N", steps, number), ("error", error, lambda s: metric(e.task, s))):
-        low, high = min(e.act, key=lambda g: of(g).mean), max(e.act, key=lambda g: of(g).mean)
-        strong |= of(high).mean >= 2 * of(low).mean and above(of(high), of(low))
-        parts.append(f"{name} from {say(of(low))} (tau {low.tau:g}) to {say(of(high))} (tau {high.tau:g})")
-    return Finding(strong, "; ".join(parts), rows(e.act))
+    low, high = min(e.act, key=lambda g: error(g).mean), max(e.act, key=lambda g: error(g).mean)
+    best, worst = error(low), error(high)
+    text = f"{metric(e.task, best)} (tau {low.tau:g}) to {metric(e.task, worst)} (tau {high.tau:g})"
+    return Finding(worst.mean >= 2 * best.mean and above(worst, best), text, rows(e.act))
+
+
+def more_ponder_at_low_tau(e: Evidence) -> Finding | None:
+    """N is larger with a lower tau."""
+    used, found = against_tau(e.act, lambda row: row.steps)
+    if not found:
+        return None
+    means = [f"{number(steps(group))} (tau {group.tau:g})" for group in e.act]
+    text = f"a rank correlation of tau with N {correlation(found)}; {', '.join(spread_out(means))}"
+    return Finding(clear(found, -1), text, used)
 
 
 def plain_at_high_tau(e: Evidence) -> Finding | None:
@@ -168,7 +179,10 @@ def more_accurate_with_lower_tau(e: Evidence) -> Finding | None:
 
 
 def spread_of_ponder(e: Evidence) -> Finding | None:
-    """N differs much from seed to seed at the lowest time penalties, and much more than at the highest."""
+    """N differs much from seed to seed at the lowest time penalties, and much more than at the highest.
+
+    Asked of the networks that solve the task, where there are some: correct solutions of different length.
+    """
     several = [group for group in e.act if len(group.rows) > 2]
     if len(several) < 2:
         return None
@@ -178,12 +192,21 @@ def spread_of_ponder(e: Evidence) -> Finding | None:
         return summary(steps(group).error * math.sqrt(len(group.rows)) for group in chosen)
 
     low, high = lowest(several), highest(several)
-    a, b, mean = deviation(low), deviation(high), steps(rows(low))
-    text = (
-        f"a standard deviation of N over seeds of {number(a)} (tau up to {low[-1].tau:g}, mean N "
-        f"{number(mean)}), {number(b)} (tau from {high[0].tau:g} on)"
-    )
-    return Finding(a.mean > max(2 * b.mean, LARGE * mean.mean), text, rows([*low, *high]))
+    right = [Group(group.tau, [row for row in group.rows if value(row) < SOLVED]) for group in low]
+    right = [group for group in right if len(group.rows) > 2]
+    meant = right if 0 < len(rows(right)) < len(rows(low)) else low
+
+    def said(chosen: list[Group], where: str) -> str:
+        return f"{number(deviation(chosen))} ({where}mean N {number(steps(rows(chosen)))})"
+
+    high_up = deviation(high)
+    parts = [
+        f"a standard deviation of N over seeds of {said(low, f'tau up to {low[-1].tau:g}, ')}",
+        *([f"{said(right, '')} among those below {100 * SOLVED:g} % error"] if meant is right else []),
+        f"{number(high_up)} (tau from {high[0].tau:g} on)",
+    ]
+    holds = deviation(meant).mean > max(2 * high_up.mean, LARGE * steps(rows(meant)).mean)
+    return Finding(holds, ", ".join(parts), rows([*low, *high]))
 
 
 def slope_against_tau(e: Evidence) -> Finding | None:
@@ -210,11 +233,8 @@ def beside_workers(e: Evidence) -> Finding | None:
         theirs = [row for row in e.asynchronous if row.tau == tau]
         a, one = error(theirs), "with one not run yet"
         if tau in known:
-            one = f"{percent(error(known[tau]))} with one ({describe(known[tau])})"
+            one = f"{percent(error(known[tau]))} with one (the grid)"
         name = "without ACT" if tau is None else f"tau {tau:g}"
-        parts.append(
-            f"{name}: {percent(a)} with {theirs[0].workers} workers (networks: {len(theirs)}, "
-            f"{theirs[0].updates:,} updates), {one}"
-        )
+        parts.append(f"{name}: {percent(a)} with {theirs[0].workers} workers (networks: {len(theirs)}), {one}")
         used += theirs
     return Finding(None, "; ".join(parts), used) if parts else None

@@ -37,6 +37,25 @@ def best_error(e: Evidence) -> Finding | None:
     return Finding(about(error(best), 0.06), f"{percent(error(best))} at tau {best.tau:g}", best.rows)
 
 
+def gain(e: Evidence) -> float | None:
+    """The error without ACT over that of the best tau."""
+    best = best_group(e)
+    if best is None or not e.without:
+        return None
+    return error(e.without).mean / max(error(best).mean, 1e-9)
+
+
+def less_gain(e: Evidence) -> Finding | None:
+    """ACT divides the error by less than in the other tasks of the paper that are made up."""
+    ours, others = gain(e), {task: gain(its) for task, its in e.elsewhere.items() if task != "wikipedia"}
+    there = {task: share for task, share in others.items() if share is not None}
+    if ours is None or not there:
+        return None
+    beside = ", ".join(f"{task} {share:,.{0 if share > 100 else 1}f}" for task, share in there.items())
+    text = f"the error without ACT is {ours:.2g} times that of the best tau; {beside}"
+    return Finding(ours < min(there.values()), text, [*rows(e.act), *e.without])
+
+
 def computation(e: Evidence) -> Finding | None:
     """The best networks make about 9 times the updates of those without ACT."""
     best = best_group(e)

@@ -14,15 +14,23 @@ def figures_of(task: str) -> str:
 
 
 def number(s: Summary, digits: int = 2) -> str:
-    """``2.31 ± 0.04``; the error is left out where a single network has none."""
-    return f"{s.mean:.{digits}f}" + (f" ± {s.error:.{digits}f}" if s.error else "")
+    """``2.31 ± 0.04``; the error is left out where there is none, as of a single network."""
+    return _with_error(s, digits)
 
 
 def percent(s: Summary, digits: int = 1) -> str:
     """``38.9 % ± 0.4 %``; of a number that would be shown as zero and is not, more digits."""
     if 0 < 100 * s.mean < 0.5 * 10**-digits:
         digits += 2
-    return f"{100 * s.mean:.{digits}f} %" + (f" ± {100 * s.error:.{digits}f} %" if s.error else "")
+    return _with_error(Summary(100 * s.mean, 100 * s.error), digits, " %")
+
+
+def _with_error(s: Summary, digits: int, unit: str = "") -> str:
+    """With one digit more where the error would be shown as zero, and without it where that is too few."""
+    for shown in (digits, digits + 1):
+        if round(s.error, shown):
+            return f"{s.mean:.{shown}f}{unit} ± {s.error:.{shown}f}{unit}"
+    return f"{s.mean:.{digits}f}{unit}"
 
 
 def metric(task: str, s: Summary) -> str:
