@@ -10,6 +10,8 @@ from pondertime.results.select import groups, summary, value
 
 # More bars than this take the width of two columns.
 NARROW = 10
+# Up to so many have their number on them.
+FEW = 5
 
 
 def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
@@ -20,7 +22,7 @@ def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
     # A little air before the bar without ACT.
     places = [i + 0.5 * (group.tau is None) for i, group in enumerate(shown)]
     summaries = [summary(value(row) for row in group.rows) for group in shown]
-    axes.bar(
+    bars = axes.bar(
         places,
         [item.mean for item in summaries],
         yerr=[item.error or math.nan for item in summaries],  # of a single network none is drawn
@@ -28,8 +30,11 @@ def draw(task: str, results_dir: Path, preset: str | None) -> Figure:
         color=[style.GREY if group.tau is None else style.colour(group.tau) for group in shown],
         error_kw={"elinewidth": 0.9, "capsize": 1.6 if wide else 2.5, "capthick": 0.9},
     )
+    if len(shown) <= FEW:
+        axes.bar_label(bars, [f"{item.mean:.3f}" for item in summaries], padding=2, fontsize=7)
+        axes.margins(y=0.1)
     axes.set_xticks(places, [style.name(group.tau).replace(" ", "\n") for group in shown])
-    axes.tick_params("x", length=0, rotation=90 if len(shown) > 5 else 0)
+    axes.tick_params("x", length=0, rotation=90 if len(shown) > FEW else 0)
     axes.set_xlim(places[0] - 0.6, places[-1] + 0.6)
     axes.set_xlabel("time penalty τ")
     axes.set_ylabel(style.metric(task))

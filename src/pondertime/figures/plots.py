@@ -18,7 +18,7 @@ from pondertime.results.select import Group, groups, mean_line, metric, missing,
 # Above so many single runs their lines become an image inside the SVG.
 CROWD = 100
 # Ponder of more steps than this is shown on a logarithmic axis.
-WIDE = 20
+WIDE = 15
 # Bits per character that the axis of final values shows.
 LEAST = 0.1
 # A mean of bits per character is over this share of the training: minibatches differ more than networks do.
