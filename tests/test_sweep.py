@@ -1,5 +1,6 @@
 """The sweep: its plan, what it skips, what it makes of networks that fail, and its result rows."""
 
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from pondertime import engines, jobs, results, sweep
 from pondertime.cli import main
 from pondertime.config import FAST, ConfigError, Interrupted, OutOfTime, RunError, TrainConfig, make_config, paper_grid
 from pondertime.engines import inline
-from pondertime.jobs import run_job
+from pondertime.jobs import attempt, run_job
 from pondertime.runs import RunFolder
 from pondertime.sweep import Places, home, plan, unfinished
 from pondertime.train import train
@@ -282,6 +283,28 @@ def test_a_sweep_that_is_out_of_time_goes_on_later(places: Places, processes: in
     assert_rows_equal_results(places, every)
 
 
+def test_the_whole_sweep_says_what_is_done_and_what_failed(
+    places: Places, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """When its time is over."""
+
+    def limited(config: TrainConfig, folder: RunFolder, **options: Any) -> dict[str, Any]:
+        if config.tau is None:
+            raise OutOfTime("stopped by --max-minutes at iteration 7")
+        if fails and config.tau == 0.01:
+            raise RunError("the loss is not finite")
+        return train(config, folder, **options)
+
+    monkeypatch.setattr(jobs, "train", limited)
+    for fails, code, left, words in ((True, 1, 6, "; 2 of 6 networks failed, the first "), (False, 0, 4, "")):
+        with pytest.raises(SystemExit) as leave:
+            main(command(places))
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert leave.value.code == code
+        done = f"stopped by --max-minutes at iteration 7; 2 of {left} networks are done, and in {places.results}"
+        assert said.startswith(("error: " if code else "") + done + words) and (fails or said == done)
+
+
 def test_networks_that_are_done_when_time_is_out_are_kept(places: Places, monkeypatch: pytest.MonkeyPatch):
     """Of four networks that go at their own pace two are done, one failed, and one has updates left."""
     grid = small(iterations=20, taus=(0.1, 0.01), members=2, tau=None)
@@ -291,11 +314,11 @@ def test_networks_that_are_done_when_time_is_out_are_kept(places: Places, monkey
     def out_of_time(config: TrainConfig, folder: RunFolder, **options: Any) -> dict[str, Any]:
         tensors, counters = folder.load() or ({}, {})
         folder.save(tensors, {**counters, "iterations": [20, 20, 19, 20], "failed": {"1": 20}, "seconds": 8.0})
-        (folder.path / "result.json").unlink()
+        (folder.path / "result.json").unlink(missing_ok=True)
         raise OutOfTime("stopped by --max-minutes at iteration 19")
 
     monkeypatch.setattr(jobs, "train", out_of_time)
-    with pytest.raises(OutOfTime, match=r"^stopped by .* at iteration 19; 2 of 4 networks are done, and in .*results$"):
+    with pytest.raises(OutOfTime, match=r"^stopped by .* at iteration 19$"):
         run_job(grid, places)
     rows = {(row.tau, row.seed): row for row in results.read_rows(places.results, "parity")}
     assert rows.keys() == {(0.1, 1), (0.01, 2)}
@@ -306,9 +329,57 @@ def test_networks_that_are_done_when_time_is_out_are_kept(places: Places, monkey
     assert len(results.read_difficulty(places.results, "parity")) == 2
     every = [grid.member(e) for e in range(4)]
     assert unfinished(every, places) == [every[1], every[2]]
+    monkeypatch.setattr(jobs, "evaluate_all", lambda *args, **options: pytest.fail("measured again"))
+    with pytest.raises(OutOfTime):
+        run_job(grid, places)
+    assert rows == {(row.tau, row.seed): row for row in results.read_rows(places.results, "parity")}
+
+
+def one_is_late(job: TrainConfig, places: Places, threads: int, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    if job.tau == 0.1:
+        pipe.send(OutOfTime("stopped by --max-minutes"))
+    else:
+        time.sleep(0.5)
+        pipe.send(attempt(job, places))
+
+
+def test_what_is_trained_when_another_process_is_out_of_time_is_measured(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+):
+    """It had ended before; jobs that nobody has begun are left."""
+    monkeypatch.setattr(engines, "work", one_is_late)
+    every = configs()
+    found: dict[TrainConfig, Any] = {}
+    with pytest.raises(OutOfTime, match=r"^stopped by --max-minutes$"):
+        for config, outcome in inline(every, places, 2):
+            found.update({config: outcome})
+    done = [c for c in every if c.tau == 0.01]
+    assert list(found) == done and all(isinstance(o, results.Row) for o in found.values())
+    assert_rows_equal_results(places, done)
+    assert not list(places.runs.glob("*noact*"))
+
+
+def sends_much(job: TrainConfig, places: Places, threads: int, pipe: Any) -> None:
+    if job.tau == 0.1:
+        pipe.send([(job, RunError("first"))])
+        return
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(0.5)
+    with contextlib.suppress(BrokenPipeError):
+        pipe.send("x" * 10_000_000)
+
+
+def test_a_process_that_has_much_to_send_does_not_hold_up_the_end(places: Places, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engines, "work", sends_much)
+    every = plan(small(iterations=20), (0.1, 0.01), 1, baseline=False)
+    found = inline(every, places, 2)
+    assert next(found)[0] == every[0]
+    found.close()  # type: ignore[attr-defined]
 
 
 def sweep_elsewhere(every: list[TrainConfig], places: Places) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a shell
     try:
         outcomes(inline(every, places, 2))
     except KeyboardInterrupt:

@@ -296,6 +296,8 @@ def test_wrong_names_and_options():
         Parity(bits=0)
     with pytest.raises(ValueError, match=r"digits: expected sums below 2\^63, got 5 numbers of 19 digits"):
         Addition(digits=19)
+    with pytest.raises(ValueError, match=r"got 5 numbers of 1000000000 digits"):
+        Addition(digits=10**9)
     with pytest.raises(ValueError, match=r"separation: expected a number from 0 on, got nan"):
         Sort(separation=math.nan)
     with pytest.raises(ValueError, match=r"difficulty: expected 2 to 15, got 16"):

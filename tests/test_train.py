@@ -145,6 +145,31 @@ def test_an_interrupt_writes_a_checkpoint_and_says_how_to_go_on(
     assert_same_run(folder, trained(tmp_path / "unbroken"))
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interrupt_stops_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool):
+    """Or came in the last update, too late to stop the training; what is left is done by the same command."""
+    folder = RunFolder(tmp_path / "run")
+    evaluate_all = training.evaluate_all
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return evaluate_all(*args, **options)
+
+    with monkeypatch.context() as patch:
+        if late:
+            interrupt_at(patch, 59, signal.SIGTERM)
+            patch.setattr(training.Session, "between", lambda session: None)
+        else:
+            patch.setattr(training, "evaluate_all", interrupted)
+        with pytest.raises(Interrupted, match=r"^stopped before it was evaluated; the same command does that$"):
+            train(small(), folder)
+    assert updates(folder) == 60 and folder.result() is None
+    monkeypatch.setattr(training.Learner, "update", lambda *args: pytest.fail("it trains"))
+    train(small(), folder)
+    monkeypatch.undo()
+    assert_same_run(folder, trained(tmp_path / "unbroken"))
+
+
 def test_max_minutes(tmp_path: Path):
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(OutOfTime, match=r"^stopped by --max-minutes at iteration 1; .* the same command goes on"):

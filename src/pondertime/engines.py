@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from pondertime import progress
-from pondertime.config import ConfigError, RunError, TrainConfig
+from pondertime.config import ConfigError, OutOfTime, RunError, TrainConfig
 from pondertime.jobs import Outcome, attempt
 from pondertime.sweep import Places, together
 
@@ -33,10 +34,11 @@ def one_by_one(jobs: list[TrainConfig], places: Places) -> Iterator[Outcome]:
 
 def side_by_side(jobs: list[TrainConfig], places: Places, processes: int) -> Iterator[Outcome]:
     """Train each job in a process of its own, so many at a time."""
-    todo, running = list(reversed(jobs)), {}
+    todo, running, late = list(reversed(jobs)), {}, None
     # Else it would end this process alone, and the others go on unseen.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        prepare()
         while todo or running:
             while todo and len(running) < processes:
                 job = todo.pop()
@@ -44,21 +46,39 @@ def side_by_side(jobs: list[TrainConfig], places: Places, processes: int) -> Ite
                 running[pipe] = job, process
             for pipe in wait(list(running)):
                 job, process = running.pop(pipe)
-                yield from receive(job, pipe, process)
+                try:
+                    yield from receive(job, pipe, process)
+                except OutOfTime as stopped:
+                    # The others have the same deadline, but may be measuring what they trained before it.
+                    late = late or stopped
+                    todo.clear()
     finally:
-        # They write their checkpoints and leave.
-        for _, process in running.values():
+        # They write their checkpoints and leave; one that is sending its outcome would wait for a reader.
+        for pipe, (_, process) in running.items():
             process.terminate()
+            pipe.close()
         for _, process in running.values():
             process.join()
         signal.signal(signal.SIGTERM, before)
+    if late is not None:
+        raise late
+
+
+def prepare() -> None:
+    """Start what all processes come from."""
+    # Adam loads torch._dynamo, which takes longer than all the rest: once, not for every network.
+    mp.get_context("forkserver").set_forkserver_preload(["pondertime.engines", "torch._dynamo"])
+    # Ctrl-C reaches it, too, and it would say what it was loading.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def start(job: TrainConfig, places: Places, threads: int) -> tuple[Connection, BaseProcess]:
     """Begin a job; returns where its outcome will come from."""
     context: Any = mp.get_context("forkserver")
-    # Adam loads torch._dynamo, which takes longer than all the rest: once, not for every network.
-    context.set_forkserver_preload(["pondertime.engines", "torch._dynamo"])
     pipe, theirs = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(job, places, threads, theirs))
     process.start()

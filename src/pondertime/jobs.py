@@ -16,7 +16,7 @@ from pondertime.evaluate import (
     traces,
 )
 from pondertime.runs import RunFolder, make_task, own_part
-from pondertime.sweep import Places, folder_of
+from pondertime.sweep import Places, folder_of, key, updates_in_tables
 from pondertime.train import make_learner, train
 
 CURVE_POINTS = 300  # of a learning curve in the result tables
@@ -43,13 +43,10 @@ def run_job(job: TrainConfig, places: Places) -> list[Outcome]:
     where = {"device": places.device, "backend": places.backend, "precision": places.precision}
     try:
         result = train(job, folder, **where, max_minutes=places.minutes_left)
-    except OutOfTime as stopped:
+    except OutOfTime:
         ends = ends_so_far(job, folder, places)
-        if not ends:
-            raise
         add(list(entries(job, folder, ends, places).values()), places)
-        done = f"{len(ends)} of {job.size} networks are done, and in {places.results}"
-        raise OutOfTime(f"{stopped}; {done}") from None
+        raise
     ends = {e: own_part(result, e) for e in range(job.size)}
     made = entries(job, folder, {e: own for e, own in ends.items() if own.get("failed") is None}, places)
     add(list(made.values()), places)
@@ -64,13 +61,17 @@ def failure(own: dict[str, Any]) -> RunError:
 def ends_so_far(job: TrainConfig, folder: RunFolder, places: Places) -> dict[int, dict[str, Any]]:
     """The final numbers, by place, of networks that have made all their updates in a run that has not.
 
-    Only networks that go at their own pace are done before the others.
+    Only networks that go at their own pace are done before the others. Those that are in the tables stay as they are.
     """
     saved = folder.load()
     counters: dict[str, Any] = {} if saved is None else saved[1]
     made, failed = counters.get("iterations", []), {int(e) for e in counters.get("failed", ())}
     done = [e for e, i in enumerate(made) if i >= job.iterations and e not in failed]
-    if job.size == 1 or len(made) != job.size or not done:
+    if job.size == 1 or len(made) != job.size:
+        return {}
+    stored = updates_in_tables(places, job.task)
+    done = [e for e in done if stored.get(key(job.member(e)), 0) < job.iterations]
+    if not done:
         return {}
     loaded = folder.load_networks(done, backend=places.backend)
     networks = dict(zip(done, (network for _, _, network in loaded), strict=True))

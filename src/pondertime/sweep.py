@@ -93,8 +93,13 @@ def unfinished(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
     preset, task = configs[0].preset, configs[0].task
     alike = [row for row in rows if row.preset == preset]
     check_settings(alike, command(), PRESETS[preset][task], places.results)
-    done = {row.key: row.updates for row in rows}
+    done = updates_in_tables(places, task)
     return [c for c in configs if done.get(key(c), 0) < c.iterations * c.workers]
+
+
+def updates_in_tables(places: Places, task: str) -> dict[results.Key, int]:
+    """How many updates the networks of the result tables have made."""
+    return {row.key: row.updates for row in results.read_rows(places.results, task)}
 
 
 def check_settings(rows: list[results.Row], ours: str, preset: Preset, where: Path) -> None:

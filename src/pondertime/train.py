@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -215,6 +215,17 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             signal.signal(s, handler)
 
 
+@contextmanager
+def ends_at_once(asked: Callable[[], bool]) -> Iterator[None]:
+    """An interrupt in here, or one that came too late to stop the training, stops the evaluation."""
+    try:
+        if asked():
+            raise KeyboardInterrupt
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("stopped before it was evaluated; the same command does that") from None
+
+
 def open_log(path: Path, size: int) -> TextIO:
     """The metrics of a run, cut back to the size they had at its checkpoint."""
     file = open(path, "a")  # noqa: SIM115
@@ -241,7 +252,8 @@ def train(
 
     Raises :class:`Interrupted` when stopped early, with a checkpoint to go on from.
     """
-    with folder.locked(), interruptible() as asked:
+    with folder.locked(), ExitStack() as while_training:
+        asked = while_training.enter_context(interruptible())
         folder.check(config)
         done = folder.result()
         if done is not None and is_enough(done, config.iterations, until_error):
@@ -262,13 +274,17 @@ def train(
                     )
                 stopped = run(session)
                 reporter.say(f"{config.name}: trained in {session.elapsed:.0f} s; evaluating")
+            # All that was trained is stored: from here on an interrupt ends what is under way.
+            while_training.close()
+            with ends_at_once(asked):
+                found = measured(session)
             result = {
                 "stopped": stopped,
                 "until_error": until_error if stopped == "until_error" else None,
                 "iterations": session.learner.least,
                 "updates": session.updates,
                 "seconds": round(session.elapsed, 2),
-                **measured(session),
+                **found,
             }
         folder.write_result(result)
         return result

@@ -182,7 +182,7 @@ def slope(
 def linearity(e: Evidence, row: Row) -> float | None:
     """The correlation of ponder with difficulty; 0 where ponder does not change."""
     line = difficulty(e, row, "steps")
-    return None if line is None else correlation(*line)
+    return None if line is None else pearson(*line)
 
 
 def straight(e: Evidence, chosen: Sequence[Row]) -> Finding | None:
@@ -192,7 +192,8 @@ def straight(e: Evidence, chosen: Sequence[Row]) -> Finding | None:
         return None
     many = sum(r > STRAIGHT for r in found)
     text = f"a linear correlation of {number(summary(found))}, above {STRAIGHT} in {many} of {len(used)} networks"
-    means = [r for tau in {row.tau for row in used} if (r := of_means(e, [row for row in used if row.tau == tau]))]
+    grouped = [[row for row in used if row.tau == tau] for tau in {row.tau for row in used}]
+    means = [r for own in grouped if (r := of_means(e, own)) is not None]
     if len(means) < len(used):
         text += f", and for {sum(r > STRAIGHT for r in means)} of {len(means)} taus in the mean over their networks"
     return Finding(many > len(used) / 2, text, used)
@@ -203,10 +204,10 @@ def of_means(e: Evidence, chosen: Sequence[Row]) -> float | None:
     lines = [line for row in chosen if (line := difficulty(e, row, "steps")) is not None]
     if any(len(line[0]) != len(lines[0][0]) or (line[0] != lines[0][0]).any() for line in lines):
         return None
-    return correlation(lines[0][0], np.mean([line[1] for line in lines], axis=0))
+    return pearson(lines[0][0], np.mean([line[1] for line in lines], axis=0))
 
 
-def correlation(x: np.ndarray, y: np.ndarray) -> float:
+def pearson(x: np.ndarray, y: np.ndarray) -> float:
     """The linear correlation; 0 where y does not change."""
     return float(np.corrcoef(x, y)[0, 1]) if y.std() > 0 else 0.0
 
@@ -227,6 +228,11 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
     """Spearman's; None where all of one are equal."""
     a, b = ranks(x), ranks(y)
     return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else None
+
+
+def most_of_the_grid(act: list[Group], seed: int) -> bool:
+    """Whether a seed has three time penalties and MOST of them."""
+    return sum(any(row.seed == seed for row in group.rows) for group in act) >= max(3, MOST * len(act))
 
 
 def against_tau(act: list[Group], number_of: Callable[[Row], float | None]) -> tuple[list[Row], list[float]]:

@@ -11,6 +11,7 @@ from pondertime.claims.evidence import (
     highest,
     lowest,
     measured,
+    most_of_the_grid,
     reached,
     rows,
     slope,
@@ -60,12 +61,12 @@ def depends_on_tau(e: Evidence) -> Finding | None:
 
 def more_ponder_at_low_tau(e: Evidence) -> Finding | None:
     """N is larger with a lower tau."""
-    used, found = against_tau(e.act, lambda row: row.steps)
-    if not found:
+    found = order(e, lambda row: row.steps, -1, also_where_solved=False)
+    if found is None:
         return None
+    holds, text, used = found
     means = [f"{number(steps(group))} (tau {group.tau:g})" for group in e.act]
-    text = f"a rank correlation of tau with N {correlation(found)}; {', '.join(spread_out(means))}"
-    return Finding(clear(found, -1), text, used)
+    return Finding(holds, f"a rank correlation of tau with N {text}; {', '.join(spread_out(means))}", used)
 
 
 def plain_at_high_tau(e: Evidence) -> Finding | None:
@@ -122,16 +123,20 @@ def correlation(found: list[float]) -> str:
     return number(summary(found)) + (" (one seed)" if len(found) == 1 else "")
 
 
+NO_ORDER = "unknown, as no seed has three quarters of the time penalties"
+
+
 def order(
-    e: Evidence, number_of: Callable[[Row], float | None], sign: int
+    e: Evidence, number_of: Callable[[Row], float | None], sign: int, *, also_where_solved: bool = True
 ) -> tuple[bool | None, str, list[Row]] | None:
     """Whether a number rises with tau (sign 1) or falls (-1): over the grid, and where the task is solved."""
     used, found = against_tau(e.act, number_of)
     if not found:
-        return None
+        few = used and len(e.act) > 2 and not any(most_of_the_grid(e.act, row.seed) for row in used)
+        return (None, NO_ORDER, used) if few else None
     solving = successful(e)
     holds, text = clear(found, sign), correlation(found)
-    there = against_tau(solving, number_of)[1] if len(solving) < len(e.act) else []
+    there = against_tau(solving, number_of)[1] if also_where_solved and len(solving) < len(e.act) else []
     if there:
         holds, text = holds and clear(there, sign), f"{text} over the grid, {correlation(there)} where solved"
     return holds, text, used
@@ -214,7 +219,9 @@ def slope_against_tau(e: Evidence) -> Finding | None:
     used, found = against_tau(successful(e), lambda row: slope(e, row))
     if not found:
         few = measured(rows(successful(e)), lambda row: slope(e, row))[0]
-        return Finding(None, "no order: less than three time penalties solve the task", few) if few else unsolved(e)
+        many = len(successful(e)) > 2
+        why = "no seed has three quarters of them" if many else "less than three time penalties solve the task"
+        return Finding(None, f"no order: {why}", few) if few else unsolved(e)
     slopes = [f"{number(summary(n), 3)} (tau {g.tau:g})" for g in successful(e) if (n := slopes_of(e, g))]
     text = f"a rank correlation of tau with the slope {correlation(found)}; slope {', '.join(spread_out(slopes))}"
     return Finding(clear(found, -1), text, used)

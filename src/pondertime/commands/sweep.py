@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pondertime.config import Interrupted, RunError, TrainConfig, make_config, paper_grid
+from pondertime.config import Interrupted, OutOfTime, RunError, TrainConfig, make_config, paper_grid
 from pondertime.flags import (
     Backend,
     Device,
@@ -72,19 +72,26 @@ class Sweep(NetworkFlags):
         if self.dry_run:
             self.forecast(todo, places)
             return
+        failed: list[str] = []
+        late = ""
         try:
-            failed = self.train(todo, places)
+            self.train(todo, places, failed)
         except KeyboardInterrupt:
             raise Interrupted("stopped; the same command goes on") from None
+        except OutOfTime as stopped:
+            done = len(todo) - len(sweep.unfinished(todo, places))
+            late = f"{stopped}; {done} of {len(todo)} networks are done, and in {self.results}"
+            if not failed:
+                raise OutOfTime(late) from None
+            late += "; "
         if failed:
-            raise RunError(f"{len(failed)} of {len(todo)} networks failed, the first {failed[0]}")
+            raise RunError(f"{late}{len(failed)} of {len(todo)} networks failed, the first {failed[0]}")
         say(f"results in {self.results}; draw them with: pondertime figures --results {self.results}")
 
-    def train(self, todo: list[TrainConfig], places: Any) -> list[str]:
-        """Train what is left; returns the names of those that failed."""
+    def train(self, todo: list[TrainConfig], places: Any, failed: list[str]) -> None:
+        """Train what is left; the names of those that fail are added to ``failed``."""
         from pondertime.engines import inline
 
-        failed = []
         for i, (config, outcome) in enumerate(inline(todo, places, self.processes), 1):
             if isinstance(outcome, RunError):
                 failed.append(config.name)
@@ -94,7 +101,6 @@ class Sweep(NetworkFlags):
                     f"error {outcome.error:.2%}" if outcome.bpc is None else f"{outcome.bpc:.3f} bits per character"
                 )
                 say(f"[{i}/{len(todo)}] {config.name}: {numbers}, ponder {outcome.steps:.2f}")
-        return failed
 
     def forecast(self, todo: list[TrainConfig], places: Any) -> None:
         """Say what would be trained, and about how long."""

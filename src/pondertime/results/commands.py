@@ -1,13 +1,17 @@
 """What the recorded commands say."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from pondertime.config import Preset
 
 
-def read_flags(command: str) -> dict[str, str]:
+@lru_cache
+def read_flags(command: str) -> Mapping[str, str]:
     """The flags of a command and their values, ``--name value`` or ``--name=value``."""
     try:
         words = shlex.split(command)
@@ -18,7 +22,7 @@ def read_flags(command: str) -> dict[str, str]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             found[name.replace("_", "-")] = value if equals else after
-    return found
+    return MappingProxyType(found)
 
 
 def settings(command: str, preset: Preset) -> dict[str, Any]:

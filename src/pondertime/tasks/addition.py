@@ -34,7 +34,7 @@ class Addition(Task):
 
     def __init__(self, length: int = 5, digits: int = 5) -> None:
         at_least(1, length=length, digits=digits)
-        if length * (10**digits - 1) >= 2**63:
+        if digits > 18 or length * (10**digits - 1) >= 2**63:
             raise ValueError(f"digits: expected sums below 2^63, got {length} numbers of {digits} digits")
         self.digits = digits
         self.input_size = 10 * digits
