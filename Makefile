@@ -30,7 +30,7 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/pondertime bench
 
-# The figures and the page of every claim, from the tables in results/; figures without results are left out.
+# The figures and the page of the paper's claims, from the tables in results/; figures without results are left out.
 results: $(READY)
 	-$(BIN)/pondertime figures --out docs/images
 	for grid in parity/first-weights logic/20-seeds addition/three-digits; do for figure in bar plot difficulty; do \

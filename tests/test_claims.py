@@ -113,12 +113,18 @@ def test_seeds_that_all_have_a_part_of_the_grid_tell_no_order(table: Table) -> N
     grid = [0.001, 0.003, 0.01, 0.03, 0.1]
     for seed in range(3):
         for tau in grid[seed : seed + 3]:
-            table.add(tau, seed, error=0.01, points=points({1: 1.0, 64: 2.0 + tau}))
+            table.add(tau, seed, error=0.01, steps=2.0 + tau, points=points({1: 1.0, 64: 2.0 + tau}))
     e, unknown = table.load(), "unknown, as no seed has three quarters of the time penalties; "
     found(shared.more_accurate_with_lower_tau(e), None, f"of tau with the error {unknown}1.0 % (tau 0.001)")
-    found(shared.more_ponder_at_low_tau(e), None, f"of tau with N {unknown}")
+    found(shared.more_ponder_at_low_tau(e), None, f"of tau with N {unknown}2.00 (tau 0.001)")
     found(shared.slope_against_tau(e), None, "no order: no seed has three quarters of them")
     found(parity.grows_with_difficulty(e), True, "above 0.95 in 9 of 9 networks, and for 5 of 5 taus in the mean")
+    for seed in range(3):
+        for tau in grid[seed : seed + 3]:
+            table.add(tau, seed, error=0.5, steps=1.0, curve=curve((100, 0.5), (200, 0.5)))
+    e = table.load()
+    found(shared.sooner(0.1, 1)(e), False, "none of 9 networks gets below 10 % error")
+    found(shared.more_ponder_at_low_tau(e), False, "N is the same at every tau")
 
 
 @of("parity")

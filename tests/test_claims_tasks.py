@@ -189,9 +189,11 @@ def test_what_act_gains_in_sort(tmp_path: Path) -> None:
     for task, best in (("parity", 0.01), ("logic", 0.002), ("sort", 0.06)):
         Table(tmp_path, task).errors({None: [0.1, 0.14], 0.01: [best, best], 0.1: [0.1, 0.1]})
     e = load_all(tmp_path)
-    found(sort.less_gain(e["sort"]), True, "is 2 times that of the best tau; parity 12.0, logic 60.0")
-    found(sort.less_gain(e["parity"]), False, "is 12 times that of the best tau; logic 60.0, sort 2.0")
+    found(sort.less_gain(e["sort"]), None, "is 2.0 times that of the best tau; parity 12.0, logic 60.0")
+    found(sort.less_gain(e["parity"]), False, "is 12.0 times that of the best tau; logic 60.0, sort 2.0")
     assert sort.less_gain(e["addition"]) is None
+    Table(tmp_path, "addition").errors({None: [0.4, 0.4], 0.01: [0.0, 0.0], 0.1: [0.1, 0.1]})
+    found(sort.less_gain(load_all(tmp_path)["sort"]), True, "parity 12.0, logic 60.0, addition over 1,000")
 
 
 RHO = {"letter": 2.0, "space": 2.5, "comma": 3.0, "full stop": 3.5, "bracket": 2.2, "tag": 2.6, "ID digit": 2.0}

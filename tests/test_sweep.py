@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -375,7 +376,13 @@ def test_a_process_that_has_much_to_send_does_not_hold_up_the_end(places: Places
     every = plan(small(iterations=20), (0.1, 0.01), 1, baseline=False)
     found = inline(every, places, 2)
     assert next(found)[0] == every[0]
+    ended = threading.Event()
+    # Were the end held up, another interrupt would let go of it.
+    too_late = threading.Timer(20, lambda: ended.is_set() or signal.raise_signal(signal.SIGINT))
+    too_late.start()
     found.close()  # type: ignore[attr-defined]
+    ended.set()
+    too_late.cancel()
 
 
 def sweep_elsewhere(every: list[TrainConfig], places: Places) -> None:

@@ -145,25 +145,28 @@ def test_an_interrupt_writes_a_checkpoint_and_says_how_to_go_on(
     assert_same_run(folder, trained(tmp_path / "unbroken"))
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("late", [False, True])
-def test_an_interrupt_stops_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool):
+def test_an_interrupt_stops_the_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool, signum: signal.Signals
+):
     """Or came in the last update, too late to stop the training; what is left is done by the same command."""
-    folder = RunFolder(tmp_path / "run")
+    folder, before = RunFolder(tmp_path / "run"), signal.getsignal(signum)
     evaluate_all = training.evaluate_all
 
     def interrupted(*args: Any, **options: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signum)
         return evaluate_all(*args, **options)
 
     with monkeypatch.context() as patch:
         if late:
-            interrupt_at(patch, 59, signal.SIGTERM)
+            interrupt_at(patch, 59, signum)
             patch.setattr(training.Session, "between", lambda session: None)
         else:
             patch.setattr(training, "evaluate_all", interrupted)
         with pytest.raises(Interrupted, match=r"^stopped before it was evaluated; the same command does that$"):
             train(small(), folder)
-    assert updates(folder) == 60 and folder.result() is None
+    assert updates(folder) == 60 and folder.result() is None and signal.getsignal(signum) == before
     monkeypatch.setattr(training.Learner, "update", lambda *args: pytest.fail("it trains"))
     train(small(), folder)
     monkeypatch.undo()

@@ -16,7 +16,7 @@ from pondertime.evaluate import (
     traces,
 )
 from pondertime.runs import RunFolder, make_task, own_part
-from pondertime.sweep import Places, folder_of, key, updates_in_tables
+from pondertime.sweep import Places, folder_of, key, updates_in
 from pondertime.train import make_learner, train
 
 CURVE_POINTS = 300  # of a learning curve in the result tables
@@ -69,7 +69,7 @@ def ends_so_far(job: TrainConfig, folder: RunFolder, places: Places) -> dict[int
     done = [e for e, i in enumerate(made) if i >= job.iterations and e not in failed]
     if job.size == 1 or len(made) != job.size:
         return {}
-    stored = updates_in_tables(places, job.task)
+    stored = updates_in(results.read_rows(places.results, job.task))
     done = [e for e in done if stored.get(key(job.member(e)), 0) < job.iterations]
     if not done:
         return {}

@@ -6,6 +6,7 @@
 import contextlib
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -93,13 +94,13 @@ def unfinished(configs: list[TrainConfig], places: Places) -> list[TrainConfig]:
     preset, task = configs[0].preset, configs[0].task
     alike = [row for row in rows if row.preset == preset]
     check_settings(alike, command(), PRESETS[preset][task], places.results)
-    done = updates_in_tables(places, task)
+    done = updates_in(rows)
     return [c for c in configs if done.get(key(c), 0) < c.iterations * c.workers]
 
 
-def updates_in_tables(places: Places, task: str) -> dict[results.Key, int]:
-    """How many updates the networks of the result tables have made."""
-    return {row.key: row.updates for row in results.read_rows(places.results, task)}
+def updates_in(rows: Iterable[results.Row]) -> dict[results.Key, int]:
+    """How many updates the networks of a result table have made."""
+    return {row.key: row.updates for row in rows}
 
 
 def check_settings(rows: list[results.Row], ours: str, preset: Preset, where: Path) -> None:

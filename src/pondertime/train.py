@@ -217,13 +217,18 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def ends_at_once(asked: Callable[[], bool]) -> Iterator[None]:
-    """An interrupt in here, or one that came too late to stop the training, stops the evaluation."""
+    """Ctrl-C or SIGTERM in here, or one that came too late to stop the training, stops the evaluation."""
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if here else None
     try:
         if asked():
             raise KeyboardInterrupt
         yield
     except KeyboardInterrupt:
         raise Interrupted("stopped before it was evaluated; the same command does that") from None
+    finally:
+        if here:
+            signal.signal(signal.SIGTERM, before)
 
 
 def open_log(path: Path, size: int) -> TextIO:

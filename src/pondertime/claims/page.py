@@ -1,4 +1,4 @@
-"""The page of results: every claim of the paper in a table, our number beside it."""
+"""The page of results: the paper's claims in tables, our numbers beside them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,7 @@ HOW_TO_READ = """## How to read it
   the last update. An error is a share of sequences, any mistake in one counts.
 - A number is a mean with its standard error over networks, which differ in their seed (and in tau, where a claim is
   about several time penalties). A single network has none, but for kinds of characters and boundaries, where it is over
-  sequences.
+  sequences; nor is one given that would be shown as zero with one digit more, or where networks differ in tau alone.
 - *Not reached* means that our number is not what the paper says, also where it is the better one.
 - "About", "around" and "roughly" are met within a fifth of the paper's number, "almost" within a tenth, or within two
   standard errors.
@@ -35,8 +35,9 @@ HOW_TO_READ = """## How to read it
 - "The lowest tau" is the lowest quarter of the grid, "better networks" are those within two standard errors of the best
   time penalty.
 - "Linear" is a correlation above 0.95 in most networks; "sublinear growth" goes on in the longer half of the sequences.
-- A spread over seeds is large from a tenth of the mean on, among the networks below 5 % error. "Far below M" is below a
-  quarter of it. An error is sensitive to tau if it doubles between two of them.
+- A spread over seeds is large from a tenth of the mean on, if it is twice that of the highest taus; asked of the
+  networks below 5 % error, where a tau has three of them. "Far below M" is below a quarter of it. An error is sensitive
+  to tau if it doubles between two of them. Ponder is "surprisingly high" for one gate if it is higher than for five.
 - In the figures faint lines and small dots are networks, bold lines and large dots means over seeds, bars and ellipses
   their standard errors. Along text, grey is white space.
 - A pause is 0.1 more of rho; rho tells boundaries only if N does, too.
@@ -120,7 +121,9 @@ def fill(text: str, found: Checked) -> str:
 
 def figure(name: str, docs: Path, folder: str) -> str:
     """The name of a figure, linked where it is drawn; of a grid beside the main one only those are named."""
-    return f"[{name}]({_path(name, folder)})" if (docs / _path(name, folder)).exists() else "" if folder else name
+    if (docs / _path(name, folder)).exists():
+        return f"[{name}]({_path(name, folder)})"
+    return "" if folder else name
 
 
 def _path(figure: str, folder: str) -> str:

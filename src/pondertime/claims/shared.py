@@ -61,7 +61,9 @@ def depends_on_tau(e: Evidence) -> Finding | None:
 
 def more_ponder_at_low_tau(e: Evidence) -> Finding | None:
     """N is larger with a lower tau."""
-    found = order(e, lambda row: row.steps, -1, also_where_solved=False)
+    if len(e.act) > 2 and len({row.steps for row in rows(e.act)}) == 1:
+        return Finding(False, "N is the same at every tau", rows(e.act))
+    found = order(e, lambda row: row.steps, -1)
     if found is None:
         return None
     holds, text, used = found
@@ -127,7 +129,7 @@ NO_ORDER = "unknown, as no seed has three quarters of the time penalties"
 
 
 def order(
-    e: Evidence, number_of: Callable[[Row], float | None], sign: int, *, also_where_solved: bool = True
+    e: Evidence, number_of: Callable[[Row], float | None], sign: int
 ) -> tuple[bool | None, str, list[Row]] | None:
     """Whether a number rises with tau (sign 1) or falls (-1): over the grid, and where the task is solved."""
     used, found = against_tau(e.act, number_of)
@@ -136,7 +138,7 @@ def order(
         return (None, NO_ORDER, used) if few else None
     solving = successful(e)
     holds, text = clear(found, sign), correlation(found)
-    there = against_tau(solving, number_of)[1] if also_where_solved and len(solving) < len(e.act) else []
+    there = against_tau(solving, number_of)[1] if len(solving) < len(e.act) else []
     if there:
         holds, text = holds and clear(there, sign), f"{text} over the grid, {correlation(there)} where solved"
     return holds, text, used
@@ -146,12 +148,12 @@ def sooner(threshold: float, sign: int) -> Callable[[Evidence], Finding | None]:
     """The training error falls below a threshold sooner with a lower tau (sign 1) or with a higher one (-1)."""
 
     def check(e: Evidence) -> Finding | None:
+        known, times = measured(rows(e.act), lambda row: reached(e, row, threshold))
+        if len(e.act) > 2 and known and all(math.isinf(t) for t in times):
+            return Finding(False, f"none of {len(known)} networks gets below {100 * threshold:g} % error", known)
         found = order(e, lambda row: reached(e, row, threshold), sign)
         if found is None:
-            known, times = measured(rows(e.act), lambda row: reached(e, row, threshold))
-            if len(e.act) < 3 or not known or not all(math.isinf(t) for t in times):
-                return None
-            return Finding(False, f"none of {len(known)} networks gets below {100 * threshold:g} % error", known)
+            return None
         holds, text, used = found
         times = [f"{updates_to(e, g.rows, threshold)} (tau {g.tau:g})" for g in e.act]
         text = (

@@ -26,7 +26,7 @@ def percent(s: Summary, digits: int = 1) -> str:
 
 
 def _with_error(s: Summary, digits: int, unit: str = "") -> str:
-    """With one digit more where the error would be shown as zero, and without it where that is too few."""
+    """The error with one digit more where it would be shown as zero; left out if it still would."""
     for shown in (digits, digits + 1):
         if round(s.error, shown):
             return f"{s.mean:.{shown}f}{unit} ± {s.error:.{shown}f}{unit}"

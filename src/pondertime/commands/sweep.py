@@ -73,19 +73,19 @@ class Sweep(NetworkFlags):
             self.forecast(todo, places)
             return
         failed: list[str] = []
-        late = ""
+        late: OutOfTime | None = None
         try:
             self.train(todo, places, failed)
         except KeyboardInterrupt:
             raise Interrupted("stopped; the same command goes on") from None
         except OutOfTime as stopped:
-            done = len(todo) - len(sweep.unfinished(todo, places))
-            late = f"{stopped}; {done} of {len(todo)} networks are done, and in {self.results}"
-            if not failed:
-                raise OutOfTime(late) from None
-            late += "; "
+            ended = len(todo) - len(sweep.unfinished(todo, places))
+            late = OutOfTime(f"{stopped}; {ended} of {len(todo)} networks are done, and in {self.results}")
         if failed:
-            raise RunError(f"{late}{len(failed)} of {len(todo)} networks failed, the first {failed[0]}")
+            before = f"{late}; " if late is not None else ""
+            raise RunError(f"{before}{len(failed)} of {len(todo)} networks failed, the first {failed[0]}")
+        if late is not None:
+            raise late
         say(f"results in {self.results}; draw them with: pondertime figures --results {self.results}")
 
     def train(self, todo: list[TrainConfig], places: Any, failed: list[str]) -> None:
