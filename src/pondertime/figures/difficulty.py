@@ -7,10 +7,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pondertime.figures import style
-from pondertime.figures.plots import CROWD, WIDE, log_ticks, runs_and_mean
+from pondertime.figures.plots import CROWD, log_ticks, runs_and_mean
 from pondertime.results import read_difficulty
 from pondertime.results.select import groups, missing
 
+# Ponder of more steps than this is shown on a logarithmic axis, where growth that is linear is no straight line.
+WIDE = 20
 # What a task's difficulty counts.
 UNITS = {
     "parity": "bits",

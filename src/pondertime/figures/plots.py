@@ -17,7 +17,7 @@ from pondertime.results.select import Group, groups, mean_line, metric, missing,
 
 # Above so many single runs their lines become an image inside the SVG.
 CROWD = 100
-# Ponder of more steps than this is shown on a logarithmic axis.
+# Mean ponder of more steps than this is shown on a logarithmic axis.
 WIDE = 15
 # Bits per character that the axis of final values shows.
 LEAST = 0.1
