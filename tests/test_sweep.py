@@ -330,10 +330,13 @@ def test_networks_that_are_done_when_time_is_out_are_kept(places: Places, monkey
     assert len(results.read_difficulty(places.results, "parity")) == 2
     every = [grid.member(e) for e in range(4)]
     assert unfinished(every, places) == [every[1], every[2]]
-    monkeypatch.setattr(jobs, "evaluate_all", lambda *args, **options: pytest.fail("measured again"))
-    with pytest.raises(OutOfTime):
+    with monkeypatch.context() as patch, pytest.raises(OutOfTime):
+        patch.setattr(jobs, "evaluate_all", lambda *args, **options: pytest.fail("measured again"))
         run_job(grid, places)
     assert rows == {(row.tau, row.seed): row for row in results.read_rows(places.results, "parity")}
+    (places.results / "parity.csv").write_text("mine")
+    with pytest.raises(RunError, match=r"the result tables cannot take it: .*parity.csv, line 1"):
+        run_job(grid, places)
 
 
 def one_is_late(job: TrainConfig, places: Places, threads: int, pipe: Any) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pondertime import results
@@ -69,7 +70,9 @@ def ends_so_far(job: TrainConfig, folder: RunFolder, places: Places) -> dict[int
     done = [e for e, i in enumerate(made) if i >= job.iterations and e not in failed]
     if job.size == 1 or len(made) != job.size:
         return {}
-    stored = updates_in(results.read_rows(places.results, job.task))
+    stored = {}
+    with suppress(ValueError):  # of tables that cannot be read; who adds to them says so
+        stored = updates_in(results.read_rows(places.results, job.task))
     done = [e for e in done if stored.get(key(job.member(e)), 0) < job.iterations]
     if not done:
         return {}
