@@ -1,5 +1,8 @@
 """One thread a worker, a fixed seed a test, and hypothesis that draws the same examples every time."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import settings
@@ -12,6 +15,15 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Where a sweep reads and writes; its networks are measured on few sequences."""
+    from pondertime.sweep import Places
+
+    monkeypatch.setattr("pondertime.evaluate.SEQUENCES", 200)
+    return Places(tmp_path / "runs", tmp_path / "results")
 
 
 @pytest.fixture(params=["reference", "compact"])
