@@ -1,11 +1,12 @@
 """One thread a worker, a fixed seed a test, and hypothesis that draws the same examples every time."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+
+from pondertime.sweep import Places
 
 settings.register_profile("pondertime", deadline=None, derandomize=True, max_examples=40, database=None)
 settings.load_profile("pondertime")
@@ -18,10 +19,8 @@ def seed() -> None:
 
 
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     """Where a sweep reads and writes; its networks are measured on few sequences."""
-    from pondertime.sweep import Places
-
     monkeypatch.setattr("pondertime.evaluate.SEQUENCES", 200)
     return Places(tmp_path / "runs", tmp_path / "results")
 

@@ -31,9 +31,10 @@ def assert_rows_equal_results(places: Places, every: list[TrainConfig]) -> None:
     curves = results.read_curves(places.results, "parity")
     points = results.read_difficulty(places.results, "parity")
     traced = results.read_traces(places.results, "parity")
+    begun = sweep.groups(places)
     for config in every:
-        (folder, whole), row = home(config, places, sweep.groups(places)), rows[sweep.key(config)]
-        outcome = folder.result()
+        (folder, whole), row = home(config, places, begun), rows[sweep.key(config)]
+        outcome, lines = folder.result(), folder.metrics(config.seed - whole.seed)
         assert outcome is not None
         if whole.members > 1:
             outcome |= outcome["members"][config.seed - whole.seed]
@@ -41,11 +42,7 @@ def assert_rows_equal_results(places: Places, every: list[TrainConfig]) -> None:
         for name in ("updates", "error", "target_error", "steps", "rho", "seconds"):
             assert getattr(row, name) == outcome[name]
         assert (row.task, row.workers, row.bpc, row.device) == ("parity", 1, None, "cpu")
-        assert curves[row.key].updates.tolist() == [
-            line["updates"] for line in folder.metrics(config.seed - whole.seed)
-        ]
-        assert curves[row.key].error.tolist() == pytest.approx(
-            [line["error"] for line in folder.metrics(config.seed - whole.seed)]
-        )
+        assert curves[row.key].updates.tolist() == [line["updates"] for line in lines]
+        assert curves[row.key].error.tolist() == pytest.approx([line["error"] for line in lines])
         assert [point.difficulty for point in points[row.key]] == list(range(1, 9))
         assert len(traced[row.key]) == 3

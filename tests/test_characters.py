@@ -1,7 +1,6 @@
 """Kinds of characters and boundaries, on texts and values made by hand."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,10 +127,9 @@ def test_a_network_reads_the_excerpt():
     }
 
 
-def test_a_sweep_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_sweep_keeps_them(places: Places, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pondertime.jobs.TEXT_SEQUENCES", 60)
     monkeypatch.setattr("pondertime.evaluate.WIKIPEDIA_SEQUENCES", 10)
-    places = Places(tmp_path / "runs", tmp_path / "results")
     job = small("wikipedia", data="excerpt", length=60, hidden_size=8, iterations=5)
     ((_, row),) = run_job(job, places)
     assert isinstance(row, results.Row)
