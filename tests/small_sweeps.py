@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pondertime import results, sweep
@@ -44,5 +45,6 @@ def assert_rows_equal_results(places: Places, every: list[TrainConfig]) -> None:
         assert (row.task, row.workers, row.bpc, row.device) == ("parity", 1, None, "cpu")
         assert curves[row.key].updates.tolist() == [line["updates"] for line in lines]
         assert curves[row.key].error.tolist() == pytest.approx([line["error"] for line in lines])
+        assert np.isnan(curves[row.key].bpc).all()
         assert [point.difficulty for point in points[row.key]] == list(range(1, 9))
         assert len(traced[row.key]) == 3

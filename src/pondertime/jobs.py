@@ -131,7 +131,9 @@ def entry(
         commit=made_by["commit"],
         command=made_by["command"],
     )
-    curve = results.Curve(*([line[k] for line in metrics] for k in ("updates", *results.QUANTITIES)))  # type: ignore[arg-type]
+    # What a row does not have, its curve has not either: no bits per character where nothing is a character.
+    measured = ("updates", *results.QUANTITIES)
+    curve = results.Curve(*([None if getattr(row, k) is None else line[k] for line in metrics] for k in measured))  # type: ignore[arg-type]
     return results.make_entry(row, curve.thinned(CURVE_POINTS), points, traced, classes, boundaries)
 
 
