@@ -33,7 +33,7 @@ bench: $(READY)
 # The figures and the page of the paper's claims, from the tables in results/; figures without results are left out.
 results: $(READY)
 	-$(BIN)/pondertime figures --out docs/images
-	for grid in parity/first-weights logic/20-seeds addition/three-digits; do for figure in bar plot difficulty; do \
+	for grid in parity/first-weights parity/tau-warmup logic/20-seeds addition/three-digits; do for figure in bar plot difficulty; do \
 		$(BIN)/pondertime figures --only $${grid%/*}_$$figure --results results/$${grid#*/} --out docs/images/$${grid#*/} \
 		|| true; done; done
 	$(BIN)/python -m pondertime.claims --out docs/results.md
