@@ -118,8 +118,8 @@ def highest(act: list[Group]) -> list[Group]:
 
 
 def hardly_pondering(e: Evidence) -> list[tuple[str, list[Row]]]:
-    """The networks without ACT and those of the highest time penalties, by name."""
-    top = highest(e.act) if e.act else []
+    """The networks without ACT and those of the highest time penalties that do not solve the task, by name."""
+    top = [group for group in highest(e.act) if group not in successful(e)]
     return [("without ACT", e.without), *([(f"tau from {top[0].tau:g} on", rows(top))] if top else [])]
 
 

@@ -1,6 +1,7 @@
 """What the paper says of logic."""
 
 import math
+from statistics import median
 
 from pondertime.claims.evidence import (
     Evidence,
@@ -55,12 +56,12 @@ def solved_after(e: Evidence) -> Finding | None:
     there = [updates for updates in found if math.isfinite(updates)]
     if not there:
         return Finding(False, f"none of {len(used)} networks gets below {100 * SOLVED:g} % error", used)
-    median, s = sorted(found)[(len(found) - 1) // 2], summary(there)
+    s = summary(there)
     text = (
         f"below {100 * SOLVED:g} % error after {s.mean:,.0f} ± {s.error:,.0f} updates ({len(there)} of {len(used)} "
         f"networks), which is {s.mean / 16:,.0f} iterations of 16 workers"
     )
-    return Finding(about(Summary(median, 0), PAPER_UPDATES), text, used)
+    return Finding(about(Summary(median(found), 0), PAPER_UPDATES), text, used)
 
 
 def ponder_at_lowest(e: Evidence) -> Finding | None:

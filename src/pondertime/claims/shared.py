@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from statistics import median
 
 from pondertime.claims.evidence import (
     Evidence,
@@ -120,9 +121,11 @@ def clear(correlations: list[float], sign: int) -> bool | None:
     return sign * s.mean > max(0.3, 2 * s.error) if len(correlations) > 1 else None
 
 
-def correlation(found: list[float]) -> str:
-    """The mean rank correlation over seeds."""
-    return number(summary(found)) + (" (one seed)" if len(found) == 1 else "")
+def correlation(found: list[float], used: list[Row]) -> str:
+    """The mean rank correlation over seeds, and of how many where it is not all."""
+    seeds = len({row.seed for row in used})
+    some = "one seed" if len(found) == 1 else f"{len(found)} of {seeds} seeds" if len(found) < seeds else ""
+    return number(summary(found)) + (f" ({some})" if some else "")
 
 
 NO_ORDER = "unknown, as no seed has three quarters of the time penalties"
@@ -137,10 +140,10 @@ def order(
         few = used and len(e.act) > 2 and not any(most_of_the_grid(e.act, row.seed) for row in used)
         return (None, NO_ORDER, used) if few else None
     solving = successful(e)
-    holds, text = clear(found, sign), correlation(found)
-    there = against_tau(solving, number_of)[1] if len(solving) < len(e.act) else []
+    holds, text = clear(found, sign), correlation(found, used)
+    some, there = against_tau(solving, number_of) if len(solving) < len(e.act) else ([], [])
     if there:
-        holds, text = holds and clear(there, sign), f"{text} over the grid, {correlation(there)} where solved"
+        holds, text = holds and clear(there, sign), f"{text} over the grid, {correlation(there, some)} where solved"
     return holds, text, used
 
 
@@ -166,12 +169,12 @@ def sooner(threshold: float, sign: int) -> Callable[[Evidence], Finding | None]:
 
 
 def updates_to(e: Evidence, chosen: list[Row], threshold: float) -> str:
-    """The median of the updates that networks needed, "never" where less than half of them got there."""
-    found = sorted(measured(chosen, lambda row: reached(e, row, threshold))[1])
+    """The median of the updates that networks needed, "never" where half of them or more did not get there."""
+    found = measured(chosen, lambda row: reached(e, row, threshold))[1]
     if not found:
         return "unknown"
-    median = found[(len(found) - 1) // 2]
-    return "never" if math.isinf(median) else f"{median:,.0f}"
+    middle = median(found)
+    return "never" if math.isinf(middle) else f"{middle:,.0f}"
 
 
 def more_accurate_with_lower_tau(e: Evidence) -> Finding | None:
@@ -225,7 +228,7 @@ def slope_against_tau(e: Evidence) -> Finding | None:
         why = "no seed has three quarters of them" if many else "less than three time penalties solve the task"
         return Finding(None, f"no order: {why}", few) if few else unsolved(e)
     slopes = [f"{number(summary(n), 3)} (tau {g.tau:g})" for g in successful(e) if (n := slopes_of(e, g))]
-    text = f"a rank correlation of tau with the slope {correlation(found)}; slope {', '.join(spread_out(slopes))}"
+    text = f"a rank correlation of tau with the slope {correlation(found, used)}; slope {', '.join(spread_out(slopes))}"
     return Finding(clear(found, -1), text, used)
 
 
