@@ -4,11 +4,15 @@ Reads the tables in ``results/`` of this checkout, writes why_ponder_jumps.png w
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from pondertime.results import Point, Row, read_difficulty, read_rows
+from pondertime.claims.evidence import difficulty, load, rows
+from pondertime.claims.parity import HALF, jump
+from pondertime.results import Row
+from pondertime.results.select import value
 
 RESULTS = Path(__file__).parent.parent / "results"
 GRIDS = {"": "constant τ", "first-weights": "first weights of 0.2", "tau-warmup": "rising τ"}
@@ -16,83 +20,87 @@ SHOWN = ("", 0.0007, 14)  # the grid, tau and seed of the network on the left
 BANDS = {"less than 1": (-np.inf, 1), "1 to 2": (1, 2), "2 to 5": (2, 5), "5 or more": (5, np.inf)}
 RIGHT, GUESSED = 0.1, 0.4  # a mean error below the one, and above the other
 
-Networks = list[tuple[Row, list[Point]]]
+
+class Network(NamedTuple):
+    """A network and what it does at each number of bits."""
+
+    row: Row
+    bits: np.ndarray
+    errors: np.ndarray
+    steps: np.ndarray
+    jump: float  # how much larger N is beyond 32 bits
+    gives_up: int | None  # after so many numbers of bits
+
+    @property
+    def solves(self) -> bool:
+        return value(self.row) <= RIGHT
+
+    @property
+    def halves(self) -> tuple[float, float]:
+        """The error up to 32 bits, and beyond."""
+        return self.errors[self.bits <= HALF].mean(), self.errors[self.bits > HALF].mean()
 
 
-def networks(grid: str) -> Networks:
+def networks(grid: str) -> list[Network]:
     """Those with a tau up to 0.03, for which the paper's solve the task."""
-    points = read_difficulty(RESULTS / grid, "parity")
-    rows = [row for row in read_rows(RESULTS / grid, "parity") if row.preset == "fast" and row.tau and row.tau <= 0.03]
-    return [(row, points[row.key]) for row in rows if row.key in points]
+    e = load(RESULTS / grid, "parity")
+    found = []
+    for row in rows(group for group in e.act if (group.tau or 0) <= 0.03):
+        errors, steps, more = difficulty(e, row, "error"), difficulty(e, row, "steps"), jump(e, row)
+        if errors is not None and steps is not None and more is not None:
+            found.append(Network(row, *errors, steps[1], more, gives_up(errors[1])))
+    return found
 
 
-def halves(points: list[Point], quantity: str) -> tuple[float, float]:
-    """The mean of a quantity up to 32 bits, and beyond."""
-    few, many = ([getattr(p, quantity) for p in points if (p.difficulty > 32) is beyond] for beyond in (False, True))
-    return float(np.mean(few)), float(np.mean(many))
-
-
-def jump(points: list[Point]) -> float:
-    """How much larger N is beyond 32 bits."""
-    few, many = halves(points, "steps")
-    return many - few
-
-
-def gives_up(points: list[Point]) -> int | None:
-    """The number of bits beyond which a network guesses, where it is right up to there."""
-    errors = np.array([p.error for p in points])
+def gives_up(errors: np.ndarray) -> int | None:
+    """After how many a network that was right guesses, if it does."""
     # Where two levels of error fit best, with four points or more on either side.
     cuts = range(4, len(errors) - 3)
     cut = min(cuts, key=lambda k: k * errors[:k].var() + (len(errors) - k) * errors[k:].var())
     return cut if errors[:cut].mean() < RIGHT and errors[cut:].mean() > GUESSED else None
 
 
-def table(found: dict[str, Networks]) -> None:
+def table(every: list[Network]) -> None:
     """Networks by how much N jumps: how many do not solve the task, and how many of all guess from some bits on."""
-    every = [network for grid in found.values() for network in grid]
-    print("N beyond 32 bits,                         guess from                median error")
-    print("less N up to there  networks  unsolved  some bits on   all  1-32 bits  33-64 bits")
+    print("N beyond 32 bits,            above 10 % error  guess from                median error")
+    print("less N up to there  networks  (N below 1.02)  some bits on   all  1-32 bits  33-64 bits")
     for name, (low, high) in BANDS.items():
-        here = [(row, points) for row, points in every if low <= jump(points) < high]
-        errors = np.median([(row.error or 0, *halves(points, "error")) for row, points in here], axis=0)
-        unsolved, guess = (
-            sum((row.error or 0) > RIGHT for row, _ in here),
-            sum(gives_up(p) is not None for _, p in here),
-        )
-        numbers = f"{errors[0]:6.1%}  {errors[1]:9.1%}  {errors[2]:10.1%}"
-        print(f"{name:>18}  {len(here):8}  {unsolved:8}  {guess:12}{numbers}")
+        here = [n for n in every if low <= n.jump < high]
+        bad = [n for n in here if not n.solves]
+        counts = f"{len(bad)} ({sum(n.row.steps < 1.02 for n in bad)})"
+        guess = sum(n.gives_up is not None for n in here)
+        whole, few, many = np.median([(value(n.row), *n.halves) for n in here], axis=0)
+        print(f"{name:>18}  {len(here):8}  {counts:>14}  {guess:12}{whole:6.1%}  {few:9.1%}  {many:10.1%}")
 
 
-def unsolved(found: dict[str, Networks]) -> None:
+def unsolved(found: dict[str, list[Network]]) -> None:
     """Of the networks that ponder and do not solve the task: which are right up to some number of bits?"""
-    print("\nwith N of 1.9 or more and an error above 10 %:")
+    print("\nwith N of 1.9 or more and an error above 10 % (medians of N):")
     for grid, label in GRIDS.items():
-        bad = [points for row, points in found[grid] if row.steps >= 1.9 and (row.error or 0) > RIGHT]
-        cut = [(points, at) for points in bad if (at := gives_up(points)) is not None]
-        steps = [(np.array([p.steps for p in points]), at) for points, at in cut]
-        before, after = np.median([(n[:at].mean(), n[at:].mean()) for n, at in steps], axis=0)
-        bits = sorted(points[at - 1].difficulty for points, at in cut)
-        print(f"  {label}: {len(cut)} of {len(bad)} are right only up to some number of bits, {bits[0]} to {bits[-1]};")
-        print(f"    their N, medians: {before:.1f} up to there, {after:.1f} beyond")
+        bad = [n for n in found[grid] if n.row.steps >= 1.9 and not n.solves]
+        cut = [(n.bits[k - 1], n.steps[:k].mean(), n.steps[k:].mean()) for n in bad if (k := n.gives_up) is not None]
+        bits, *halves = np.array(cut).T
+        before, after = (np.median(steps) for steps in halves)
+        print(f"  {label}: {len(cut)} of {len(bad)} are right up to some bits alone, {min(bits):g} to {max(bits):g};")
+        print(f"    their N: {before:.1f} up to there, {after:.1f} beyond")
 
 
-def draw(found: dict[str, Networks]) -> None:
+def draw(found: dict[str, list[Network]]) -> None:
     figure = Figure(figsize=(10, 3.4), layout="constrained", dpi=120)
     left, all_of_them = figure.subplots(1, 2)
     grid, tau, seed = SHOWN
-    points = next(points for row, points in found[grid] if (row.tau, row.seed) == (tau, seed))
-    bits = [p.difficulty for p in points]
-    left.plot(bits, [p.steps for p in points], color="black")
+    one = next(n for n in found[grid] if (n.row.tau, n.row.seed) == (tau, seed))
+    left.plot(one.bits, one.steps, color="black")
     left.set(
         xlabel="difficulty (bits)", ylabel="ponder N", ylim=(0, None), title=f"one network (τ = {tau:g}, seed {seed})"
     )
     right = left.twinx()
-    right.plot(bits, [p.error for p in points], color="tab:red")
+    right.plot(one.bits, one.errors, color="tab:red")
     right.set_ylabel("error", color="tab:red")
     right.set_ylim(0, 1)
     for (name, label), marker in zip(GRIDS.items(), "os^", strict=True):
-        pairs = [(jump(points), halves(points, "error")[1]) for _, points in found[name]]
-        all_of_them.plot(*zip(*pairs, strict=True), marker, label=label, markersize=4, alpha=0.6, markeredgewidth=0)
+        jumps, errors = [n.jump for n in found[name]], [n.halves[1] for n in found[name]]
+        all_of_them.plot(jumps, errors, marker, label=label, markersize=4, alpha=0.6, markeredgewidth=0)
     all_of_them.text(0.2, 0.53, "N = 1", color="0.4")
     all_of_them.set_xscale("symlog", linthresh=1)
     all_of_them.set_xticks([-1, 0, 1, 10, 100], ["-1", "0", "1", "10", "100"])
@@ -107,7 +115,7 @@ def draw(found: dict[str, Networks]) -> None:
 
 def main() -> None:
     found = {grid: networks(grid) for grid in GRIDS}
-    table(found)
+    table([n for grid in found.values() for n in grid])
     unsolved(found)
     draw(found)
 

@@ -119,7 +119,8 @@ def highest(act: list[Group]) -> list[Group]:
 
 def hardly_pondering(e: Evidence) -> list[tuple[str, list[Row]]]:
     """The networks without ACT and those of the highest time penalties that do not solve the task, by name."""
-    top = [group for group in highest(e.act) if group not in successful(e)]
+    good = successful(e)
+    top = [group for group in highest(e.act) if group not in good]
     return [("without ACT", e.without), *([(f"tau from {top[0].tau:g} on", rows(top))] if top else [])]
 
 

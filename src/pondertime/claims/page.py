@@ -32,8 +32,8 @@ HOW_TO_READ = """## How to read it
   errors, over the grid and over the time penalties that solve the task ("where solved": with less than half the error
   of the networks without ACT). It is computed for every seed with three quarters of the time penalties or more (and at
   least three) and averaged; one seed alone tells nothing.
-- "The lowest tau" is the lowest quarter of the grid, "better networks" are those within two standard errors of the best
-  time penalty.
+- "The lowest tau" is the lowest quarter of the grid; an error "at high tau" is of the highest quarter, as far
+  as it does not solve the task. "Better networks" are those within two standard errors of the best time penalty.
 - "Linear" is a correlation above 0.95 in most networks; "sublinear growth" goes on in the longer half of the sequences.
 - A spread over seeds is large from a tenth of the mean on, if it is twice that of the highest taus; asked of the
   networks below 5 % error, where a tau has three of them. "Far below M" is below a quarter of it. An error is sensitive
